@@ -1,0 +1,1 @@
+"""What producers and workers share: schemas, errors and the seam to Redis."""

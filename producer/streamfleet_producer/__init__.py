@@ -1,0 +1,1 @@
+"""What a service imports to push requests and read tokens."""

@@ -1,0 +1,1 @@
+"""The pure core: sequences in, tokens out; it knows neither Redis nor asyncio."""

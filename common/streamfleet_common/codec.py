@@ -1,0 +1,123 @@
+"""Messages to bytes and back: msgpack maps that carry the protocol's version under `v`.
+
+What comes in is bounded before it is unpacked, validated after, and never passed on as it came.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import msgpack
+from pydantic import TypeAdapter, ValidationError
+
+from streamfleet_common.errors import InvalidRequest, Undecodable
+from streamfleet_common.schemas import Card, Envelope, Event, Message, problems
+
+VERSION = 1
+MAX_DEPTH = 16
+MAX_REQUEST_BYTES = 256 * 1024
+MAX_RESULT_BYTES = 4 * 1024 * 1024
+
+_M = TypeVar("_M")
+_ENVELOPE: TypeAdapter[Envelope] = TypeAdapter(Envelope)
+_EVENT: TypeAdapter[Event] = TypeAdapter(Event)
+_CARD: TypeAdapter[Card] = TypeAdapter(Card)
+
+
+def encode(message: Message) -> bytes:
+    """The bytes of a message. Fields at their default are left out, but for the one that names the kind."""
+    fields = message.model_dump(exclude_defaults=True)
+    if isinstance(message, Envelope):
+        fields["request"]["kind"] = message.request.kind
+    elif "type" in type(message).model_fields:
+        fields["type"] = type(message).model_fields["type"].default
+    return pack(fields)
+
+
+def pack(fields: dict[str, Any]) -> bytes:
+    """The bytes of a map of plain values, with the version added."""
+    packed: bytes = msgpack.packb({"v": VERSION, **fields})
+    return packed
+
+
+def decode_envelope(data: bytes, limit: int = MAX_REQUEST_BYTES) -> Envelope:
+    """The envelope in `data`, of at most `limit` bytes.
+
+    Raises:
+        Undecodable: no msgpack map of a version this side understands, or over the limit.
+        InvalidRequest: well-formed, but not a valid request; `problems` lists every fault.
+    """
+    return _decode(_ENVELOPE, data, limit, "request")
+
+
+def decode_event(data: bytes, limit: int = MAX_RESULT_BYTES) -> Event:
+    """The event in `data`. Raises as `decode_envelope` does."""
+    return _decode(_EVENT, data, limit, "event")
+
+
+def decode_card(data: bytes, limit: int = MAX_REQUEST_BYTES) -> Card:
+    """The worker card in `data`. Raises as `decode_envelope` does."""
+    return _decode(_CARD, data, limit, "worker card")
+
+
+def _decode(adapter: TypeAdapter[_M], data: bytes, limit: int, what: str) -> _M:
+    fields = unpack(data, limit, what)
+    version = fields.pop("v", None)
+    if type(version) is not int or abs(version - VERSION) > 1 or version < 1:
+        raise Undecodable(
+            f"{what} of protocol version {version!r}; this side understands "
+            f"{', '.join(str(v) for v in range(max(1, VERSION - 1), VERSION + 2))}: "
+            "upgrade the older of the two sides",
+            version=str(version)[:40],
+        )
+    try:
+        # A newer peer may send fields that we do not know yet; anybody else's are mistakes.
+        return adapter.validate_python(
+            fields, strict=True, extra="ignore" if version > VERSION else "forbid"
+        )
+    except ValidationError as error:
+        faults = problems(error)
+        raise InvalidRequest(f"{what} is not valid: {'; '.join(faults)}", problems=faults) from None
+
+
+def unpack(data: bytes, limit: int, what: str = "message") -> dict[str, Any]:
+    """The msgpack map in `data`, with sequences as tuples; sizes and depth are bounded.
+
+    Raises:
+        Undecodable: as its message says.
+    """
+    if len(data) > limit:
+        raise Undecodable(
+            f"{what} of {len(data)} bytes is over the limit of {limit}: send less",
+            bytes=len(data),
+            limit=limit,
+        )
+    try:
+        fields = msgpack.unpackb(
+            data,
+            use_list=False,
+            strict_map_key=True,
+            max_str_len=limit,
+            max_bin_len=limit,
+            max_array_len=limit,
+            max_map_len=limit,
+            max_ext_len=0,
+        )
+    except (ValueError, msgpack.UnpackException, RecursionError, UnicodeDecodeError) as error:
+        raise Undecodable(
+            f"{what} is not valid msgpack ({type(error).__name__}): encode it as docs/protocol.md says"
+        ) from None
+    if not isinstance(fields, dict):
+        raise Undecodable(f"{what} must be a msgpack map, not {type(fields).__name__}")
+    if _deeper_than(fields, MAX_DEPTH):
+        raise Undecodable(f"{what} is nested deeper than {MAX_DEPTH} levels", limit=MAX_DEPTH)
+    return fields
+
+
+def _deeper_than(value: Any, depth: int) -> bool:
+    # Bounded by its own argument, so a hostile nesting cannot exhaust the stack.
+    if isinstance(value, dict):
+        return depth == 0 or any(_deeper_than(child, depth - 1) for child in value.values())
+    if isinstance(value, tuple):
+        return depth == 0 or any(_deeper_than(child, depth - 1) for child in value)
+    return False

@@ -1,0 +1,209 @@
+"""Every error streamfleet raises or puts on the wire.
+
+::
+
+    StreamfleetError
+    ├── InvalidRequest          the request itself is wrong; `problems` lists everything wrong with it
+    │   ├── TooLong             the prompt and its answer do not fit; `prompt_tokens`, `max_tokens`, `limit`
+    │   ├── Unsupported         a well-formed wish that this worker cannot fulfil; `feature`
+    │   └── Undecodable         bytes that are not a message of this protocol
+    ├── QueueFull               accepted and unfinished requests are at the limit; `limit`, `retry_after`
+    ├── Conflict                the same id or idempotency key came with another request
+    ├── ModelNotFound           nothing serves this queue or this model; `known`
+    ├── RequestNotFound         no such request, or its result has expired
+    ├── ModelLoadFailed         the weights could not be loaded
+    │   └── TokenizerFailed     the weights are there, the tokenizer or chat template is not
+    ├── DeviceUnavailable       the device or precision asked for is not to be had
+    ├── DeadlineExceeded        no answer before the request's deadline
+    ├── Cancelled               somebody cancelled the request
+    ├── GenerationFailed        the model or its worker failed; `retryable`
+    ├── IncompleteGeneration    the events of a request stopped without an end
+    └── BrokerUnavailable       Redis cannot be reached, or refuses to work
+
+Each carries a `code` (its name on the wire), a message that says what to do next, and `details`: plain
+values (str, int, float, bool, None, lists of str) that survive the trip through `to_wire` and `from_wire`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+
+class StreamfleetError(Exception):
+    """The root: catch it to catch everything streamfleet raises on purpose.
+
+    `retryable` tells whether the same request may succeed when sent again later.
+    """
+
+    code: ClassVar[str] = "error"
+    retryable: bool = False
+
+    def __init__(self, message: str, **details: Any) -> None:
+        super().__init__(message)
+        self.message = message
+        self.details: dict[str, Any] = details
+
+    def __getattr__(self, name: str) -> Any:
+        # Details read like attributes: `error.retry_after`, `error.limit`.
+        details = self.__dict__.get("details", {})
+        if name in details:
+            return details[name]
+        raise AttributeError(f"{type(self).__name__} has no detail {name!r}")
+
+    def __str__(self) -> str:
+        return self.message
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Exceptions with keyword arguments do not copy by themselves.
+        return (from_wire, (self.code, self.message, self.details))
+
+
+class InvalidRequest(StreamfleetError):
+    """The request is wrong in itself; sending it again will not help. `problems` names every fault found."""
+
+    code = "invalid_request"
+
+    def __init__(self, message: str, *, problems: Sequence[str] = (), **details: Any) -> None:
+        super().__init__(message, problems=list(problems) or [message], **details)
+
+
+class TooLong(InvalidRequest):
+    """The prompt plus `max_tokens` exceeds what the worker holds; all lengths in tokens."""
+
+    code = "too_long"
+
+    def __init__(
+        self,
+        message: str | None = None,
+        *,
+        prompt_tokens: int,
+        max_tokens: int,
+        limit: int,
+        **details: Any,
+    ) -> None:
+        room = limit - prompt_tokens
+        if message is None:
+            way_out = (
+                f"ask for at most {room} tokens, or shorten the prompt"
+                if room > 0
+                else f"shorten the prompt to at most {limit - 1} tokens"
+            )
+            message = (
+                f"prompt of {prompt_tokens} tokens + max_tokens {max_tokens} is over the limit of "
+                f"{limit} tokens: {way_out}"
+            )
+        super().__init__(
+            message, prompt_tokens=prompt_tokens, max_tokens=max_tokens, limit=limit, **details
+        )
+
+
+class Unsupported(InvalidRequest):
+    """This worker cannot do what was asked, though another might. `feature` names it."""
+
+    code = "unsupported"
+
+
+class Undecodable(InvalidRequest):
+    """Bytes that are no message of this protocol: bad msgpack, an unknown version, or over a limit."""
+
+    code = "undecodable"
+
+
+class QueueFull(StreamfleetError):
+    """The queue holds `limit` accepted and unfinished requests; try again after `retry_after` seconds."""
+
+    code = "queue_full"
+    retryable = True
+
+
+class Conflict(StreamfleetError):
+    """The id or idempotency key was used before, with another request."""
+
+    code = "conflict"
+
+
+class ModelNotFound(StreamfleetError):
+    """Nothing serves this queue or model. `known` lists what is served."""
+
+    code = "model_not_found"
+
+
+class RequestNotFound(StreamfleetError):
+    """No such request: it was never accepted, or its result has expired."""
+
+    code = "request_not_found"
+
+
+class ModelLoadFailed(StreamfleetError):
+    """The model could not be found, read or built."""
+
+    code = "model_load_failed"
+
+
+class TokenizerFailed(ModelLoadFailed):
+    """The tokenizer or its chat template is missing or broken."""
+
+    code = "tokenizer_failed"
+
+
+class DeviceUnavailable(StreamfleetError):
+    """The device or precision asked for is not to be had on this machine."""
+
+    code = "device_unavailable"
+
+
+class DeadlineExceeded(StreamfleetError):
+    """The request was not answered before its deadline."""
+
+    code = "deadline_exceeded"
+    retryable = True
+
+
+class Cancelled(StreamfleetError):
+    """The request was cancelled."""
+
+    code = "cancelled"
+
+
+class GenerationFailed(StreamfleetError):
+    """The model, or the worker that ran it, failed on this request."""
+
+    code = "generation_failed"
+
+    def __init__(self, message: str, *, retryable: bool = False, **details: Any) -> None:
+        super().__init__(message, retryable=retryable, **details)
+        self.retryable = retryable
+
+
+class IncompleteGeneration(StreamfleetError):
+    """The events of a request stopped without an end: part of the answer is lost."""
+
+    code = "incomplete_generation"
+    retryable = True
+
+
+class BrokerUnavailable(StreamfleetError):
+    """Redis cannot be reached, is too old, or refuses commands."""
+
+    code = "broker_unavailable"
+    retryable = True
+
+
+def _tree(root: type[StreamfleetError]) -> dict[str, type[StreamfleetError]]:
+    found = {root.code: root}
+    for child in root.__subclasses__():
+        found.update(_tree(child))
+    return found
+
+
+def from_wire(code: str, message: str, details: Mapping[str, Any]) -> StreamfleetError:
+    """The error that `code` names, as its sender raised it; an unknown code gives a plain `StreamfleetError`."""
+    kind = _tree(StreamfleetError).get(code, StreamfleetError)
+    try:
+        return kind(message, **dict(details))
+    except TypeError:
+        # A peer of another version may leave out a detail that our constructor wants: the message still counts.
+        error = kind.__new__(kind)
+        StreamfleetError.__init__(error, message, **dict(details))
+        return error

@@ -1,0 +1,365 @@
+"""What crosses the wire: requests, the envelope they travel in, events and worker cards.
+
+All models are frozen, strict (no `"7"` for 7, no `True` for 1), refuse unknown fields and non-finite
+numbers, and bound every length. A new field always comes with a default, so that a peer one version
+older stays understood. Times are milliseconds: absolute ones (`…_at_ms`) on the Redis server's clock.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from streamfleet_common import errors
+
+MAX_PROMPT_CHARS = 200_000
+MAX_TOKENS = 32_768
+MAX_DEADLINE_MS = 24 * 3600 * 1000
+MAX_RESULT_TTL_MS = 7 * 24 * 3600 * 1000
+
+Lane = Literal["high", "normal", "bulk"]
+LANES: tuple[Lane, ...] = ("high", "normal", "bulk")
+EndState = Literal["done", "failed", "cancelled", "expired", "dead"]
+State = Literal["queued", "running"] | EndState
+FinishReason = Literal["eos", "stop", "length", "cancelled", "expired", "error"]
+
+
+def _encodable(value: str) -> str:
+    # A lone surrogate is a legal Python string that no UTF-8 encoder takes.
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise ValueError("holds a lone surrogate, which is not valid Unicode text") from None
+    return value
+
+
+# Sequences are tuples, since messages are frozen; lists are taken too, for JSON knows nothing else.
+# What is in them stays strict.
+_Sequence = Field(strict=False)
+
+Text = Annotated[str, AfterValidator(_encodable)]
+LongText = Annotated[str, Field(max_length=MAX_PROMPT_CHARS), AfterValidator(_encodable)]
+Name = Annotated[str, Field(max_length=200)]
+Rid = Annotated[str, Field(pattern=r"^[0-9a-f]{34}$")]
+Tenant = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
+QueueName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+Ids = Annotated[tuple[TokenId, ...], _Sequence]
+Texts = Annotated[tuple[str, ...], _Sequence]
+Logprobs = Annotated[tuple[float | None, ...], _Sequence]
+
+
+def problems(error: ValidationError) -> list[str]:
+    """Every fault that pydantic found, one line each, without the offending values (they may be private)."""
+    found = []
+    for fault in error.errors(include_url=False, include_input=False, include_context=False):
+        place = ".".join(str(part) for part in fault["loc"])
+        text = fault["msg"].removeprefix("Value error, ")
+        if fault["type"] == "extra_forbidden":
+            text = "unknown field; it would have had no effect. Check its spelling"
+        found.append(f"{place}: {text}" if place else text)
+    return found
+
+
+if TYPE_CHECKING:
+    from pydantic._internal._model_construction import ModelMetaclass
+else:
+    ModelMetaclass = type(BaseModel)
+
+
+class _Door(ModelMetaclass):
+    """Makes a direct call of a schema raise our `InvalidRequest`; nested and decoded ones stay with pydantic."""
+
+    def __call__(cls, *args: Any, **values: Any) -> Any:
+        try:
+            return super().__call__(*args, **values)
+        except ValidationError as error:
+            faults = problems(error)
+            raise errors.InvalidRequest(
+                f"{cls.__name__} is not valid: {'; '.join(faults)}", problems=faults
+            ) from None
+
+
+class Message(BaseModel, metaclass=_Door):
+    """The root of everything on the wire.
+
+    Raises:
+        InvalidRequest: when built from values that do not fit, with every problem found.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+# --- requests ---------------------------------------------------------------------------------------------
+
+
+class ChatMessage(Message):
+    """One turn of a chat; the worker renders the turns with its model's own template."""
+
+    role: Literal["system", "user", "assistant", "tool"]
+    content: LongText
+
+
+class Sampling(Message):
+    """How the next token is drawn. The default is greedy: the likeliest token, always.
+
+    The order is: temperature, then `top_k`, then `top_p`, then the draw.
+    """
+
+    temperature: float = Field(0.0, ge=0.0, le=100.0)
+    """0 is greedy; the others then have no effect."""
+    top_k: int = Field(0, ge=0, le=1_000_000)
+    """Draw from the k likeliest tokens only; 0 draws from all."""
+    top_p: float = Field(1.0, ge=0.0, le=1.0)
+    """Draw from the smallest set of likeliest tokens whose probabilities reach `top_p`; 1 draws from all."""
+    seed: int | None = Field(None, ge=0, lt=2**63)
+    """The same seed and request give the same draw. None lets the worker choose; the answer names it."""
+
+
+class GenerateRequest(Message):
+    """Text to be continued: exactly one of `prompt`, `prompt_token_ids` and `messages`."""
+
+    kind: Literal["generate"] = "generate"
+    model: Name | None = None
+    """When given, the queue must serve this model."""
+    prompt: LongText | None = None
+    prompt_token_ids: (
+        Annotated[tuple[TokenId, ...], Field(strict=False, max_length=MAX_TOKENS)] | None
+    ) = None
+    messages: Annotated[tuple[ChatMessage, ...], Field(strict=False, max_length=1000)] | None = None
+    max_tokens: int = Field(128, ge=1, le=MAX_TOKENS)
+    """At most this many tokens are generated."""
+    sampling: Sampling = Sampling()
+    stop: Annotated[
+        tuple[Annotated[Text, Field(min_length=1, max_length=64)], ...],
+        Field(strict=False, max_length=8),
+    ] = ()
+    """Literal strings that end the text, wherever they begin or end within tokens."""
+    include_stop: bool = False
+    """Keep the stop string that was met in the text."""
+    stop_token_ids: Annotated[tuple[TokenId, ...], Field(strict=False, max_length=64)] = ()
+    """Token ids that end the text, besides the model's own."""
+    logprobs: bool = False
+    """Report the log-probability of each generated token."""
+    prompt_logprobs: bool = False
+    """Report the prompt's tokens with their log-probabilities in a `prefill`."""
+
+    @model_validator(mode="after")
+    def _one_prompt(self) -> GenerateRequest:
+        given = [
+            name
+            for name in ("prompt", "prompt_token_ids", "messages")
+            if getattr(self, name) is not None
+        ]
+        if len(given) != 1:
+            found = " and ".join(given) if given else "none of them"
+            raise ValueError(
+                f"give exactly one of prompt, prompt_token_ids and messages (found {found})"
+            )
+        value = getattr(self, given[0])
+        if len(value) == 0 or (isinstance(value, str) and not value.strip()):
+            raise ValueError(f"{given[0]} is empty: there is nothing to continue")
+        return self
+
+
+Request = GenerateRequest
+"""Everything a worker can be asked for. Further kinds of work join as a union discriminated by `kind`."""
+
+
+def new_rid(shard: int = 0) -> str:
+    """A fresh request id: two hex digits of shard, then 128 random bits."""
+    return f"{shard:02x}{secrets.token_hex(16)}"
+
+
+class Envelope(Message):
+    """A request with everything the fleet needs to carry it."""
+
+    rid: Rid = Field(default_factory=new_rid)
+    tenant: Tenant = "default"
+    lane: Lane = "normal"
+    stream: bool = False
+    """Publish tokens as they come and keep a log of them, instead of the end alone."""
+    deadline_ms: int = Field(600_000, ge=1, le=MAX_DEADLINE_MS)
+    """Milliseconds from acceptance after which the request ends as expired."""
+    on_restart: Literal["restart", "fail"] = "restart"
+    """What to do when the worker is lost and the text must begin again."""
+    idempotency_key: Annotated[Text, Field(min_length=1, max_length=256)] | None = None
+    result_ttl_ms: int = Field(600_000, ge=1_000, le=MAX_RESULT_TTL_MS)
+    """Milliseconds for which the result stays readable after the end."""
+    traceparent: Annotated[str, Field(pattern=r"^[0-9a-f-]{55}$")] | None = None
+    request: Request
+
+
+# --- events -----------------------------------------------------------------------------------------------
+
+
+class Start(Message):
+    """A worker has taken the request. Opens every epoch of a streaming request."""
+
+    type: Literal["start"] = "start"
+    worker: Name
+    model: Name
+    revision: Name = ""
+    queued_at_ms: int = 0
+    started_at_ms: int = 0
+
+
+class Prefill(Message):
+    """The prompt as the model saw it; parallel arrays. The first logprob is None: nothing precedes it."""
+
+    type: Literal["prefill"] = "prefill"
+    token_ids: Ids
+    texts: Texts
+    logprobs: Logprobs
+
+
+class Delta(Message):
+    """New tokens of one choice; parallel arrays.
+
+    A text is what could be shown once its token was there: "" while a character or a possible stop string
+    is incomplete. All texts of a choice, joined, are its final text. `logprobs` is empty unless asked for.
+    """
+
+    type: Literal["delta"] = "delta"
+    index: int = Field(0, ge=0)
+    token_ids: Ids
+    texts: Texts
+    logprobs: Logprobs = ()
+
+    @property
+    def text(self) -> str:
+        return "".join(self.texts)
+
+
+class Restart(Message):
+    """What was shown so far is void: the request runs again from its first token."""
+
+    type: Literal["restart"] = "restart"
+    reason: Annotated[str, Field(max_length=1000)]
+
+
+class Choice(Message):
+    """One whole answer. `token_ids` holds every generated token, the ending one included.
+
+    `last_token_id` is None when nothing was generated; `logprobs` is empty unless asked for.
+    """
+
+    index: int = Field(0, ge=0)
+    text: str
+    token_ids: Ids
+    logprobs: Logprobs = ()
+    finish_reason: FinishReason
+    last_token_id: TokenId | None = None
+
+
+class Usage(Message):
+    """Tokens read and written, over all choices."""
+
+    prompt_tokens: int = Field(0, ge=0)
+    completion_tokens: int = Field(0, ge=0)
+
+
+class Timing(Message):
+    """Where the time went, in milliseconds on the worker's monotonic clock."""
+
+    wait_ms: float = Field(0.0, ge=0.0)
+    """From pick-up by the worker to the first forward pass."""
+    prefill_ms: float = Field(0.0, ge=0.0)
+    """From the first forward pass to the first token."""
+    decode_ms: float = Field(0.0, ge=0.0)
+    """From the first token to the last."""
+
+
+class Failure(Message):
+    """An error on the wire; `errors.from_wire` makes the exception of it."""
+
+    code: Annotated[str, Field(max_length=64)]
+    message: Annotated[str, Field(max_length=4000)]
+    details: dict[str, Any] = {}
+
+    @classmethod
+    def of(cls, error: errors.StreamfleetError) -> Failure:
+        return cls(code=error.code, message=error.message[:4000], details=error.details)
+
+    def error(self) -> errors.StreamfleetError:
+        return errors.from_wire(self.code, self.message, self.details)
+
+
+class End(Message):
+    """The last event of a request, and its stored result."""
+
+    type: Literal["end"] = "end"
+    state: EndState
+    choices: Annotated[tuple[Choice, ...], _Sequence] = ()
+    prefill: Prefill | None = None
+    """The prompt's tokens, when asked for without streaming; a stream carries them as an event."""
+    error: Failure | None = None
+    usage: Usage = Usage()
+    seed: int | None = None
+    timing: Timing = Timing()
+    model: str = ""
+    revision: str = ""
+    worker: str = ""
+    attempt: int = Field(0, ge=0)
+    """How many workers started the request, this one included; 0 if none did."""
+    of: int = Field(0, ge=0)
+    """The epoch whose deltas make the text; 0 if there is none."""
+    last_seq: int = Field(0, ge=0)
+    """The number of the last event of that epoch: with it a reader can tell that nothing is missing."""
+    queued_at_ms: int = 0
+    started_at_ms: int = 0
+    """0 if no worker ever started it."""
+    ended_at_ms: int = 0
+
+    @property
+    def text(self) -> str:
+        """The text of the first choice; "" if there is none."""
+        return self.choices[0].text if self.choices else ""
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        return self.choices[0].token_ids if self.choices else ()
+
+    @property
+    def finish_reason(self) -> FinishReason:
+        if self.choices:
+            return self.choices[0].finish_reason
+        if self.state == "cancelled" or self.state == "expired":
+            return self.state
+        return "error"
+
+
+Event = Annotated[Start | Prefill | Delta | Restart | End, Field(discriminator="type")]
+
+
+# --- worker cards -----------------------------------------------------------------------------------------
+
+
+class Limits(Message):
+    """What a worker takes; lengths in tokens unless said otherwise."""
+
+    max_batch_size: int = Field(ge=1)
+    max_seq_len: int = Field(ge=1)
+    """Prompt and answer together."""
+    max_queue_depth: int = Field(ge=1)
+    max_request_bytes: int = Field(ge=1)
+    vocab_size: int = Field(0, ge=0)
+    """Token ids must be below it; 0 if the worker knows no tokens."""
+
+
+class Card(Message):
+    """What one worker serves, refreshed while it lives. Clients read it to refuse early."""
+
+    worker: Name
+    queue: QueueName
+    model: Name
+    revision: Name = ""
+    tasks: Texts = ("generate",)
+    device: str = ""
+    precision: str = ""
+    limits: Limits
+    capacity: int = Field(0, ge=0)
+    """Requests it could take now."""
+    state: Literal["ready", "draining"] = "ready"

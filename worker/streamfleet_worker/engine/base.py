@@ -1,0 +1,136 @@
+"""The one face of every engine, and the values that pass through it.
+
+An engine belongs to one thread: `add`, `cancel`, `step`, `due_in`, `room` and `close` are called from it
+alone. `info` is constant, and `prepare` may be called from any thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from streamfleet_common.errors import StreamfleetError
+from streamfleet_common.schemas import Choice, EndState, Prefill, Request, Timing, Usage
+
+Key = tuple[str, int]
+"""A request in one epoch: (rid, epoch). A request that comes back in a later epoch is another key."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """What an engine serves; constant while it lives. Lengths in tokens."""
+
+    model: str
+    revision: str
+    tasks: tuple[str, ...]
+    device: str
+    """The device in words, as an operator would say it."""
+    precision: str
+    max_batch_size: int
+    max_seq_len: int
+    vocab_size: int
+    """0 if the engine knows no tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A request on its way into the engine. Times are seconds on the engine's clock."""
+
+    prepared: Any
+    """What this engine's `prepare` made of the request."""
+    accepted_at: float
+    """When the fleet accepted the request, which may be long before this worker saw it: `max_delay`
+    runs from here."""
+    deadline_at: float
+    """When the request expires."""
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What an engine could take now."""
+
+    rows: int
+    """Requests that may be added and would run in the next batch."""
+    running: int
+    """Requests in the batch."""
+    waiting: int
+    """Requests added, but not yet in the batch."""
+
+
+@dataclass(slots=True)
+class Tokens:
+    """New tokens of one choice; parallel lists, as in the wire's `Delta`. `logprobs` is empty unless asked for."""
+
+    index: int
+    token_ids: list[int]
+    texts: list[str]
+    logprobs: list[float | None] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Finished:
+    """The last output of a key. `error` is set if and only if the state is not "done"."""
+
+    state: EndState
+    choices: tuple[Choice, ...] = ()
+    prefill: Prefill | None = None
+    usage: Usage = field(default_factory=Usage)
+    seed: int | None = None
+    timing: Timing = field(default_factory=Timing)
+    error: StreamfleetError | None = None
+
+
+@dataclass(slots=True)
+class Output:
+    """Something a step brought forth for one key."""
+
+    key: Key
+    event: Prefill | Tokens | Finished
+
+
+@dataclass(slots=True)
+class Step:
+    """What one step did."""
+
+    outputs: list[Output]
+    """In order for each key; after its `Finished` a key never shows again."""
+    rows: int = 0
+    """Rows of the decode batch."""
+    prompt_tokens: int = 0
+    """Prompt tokens computed."""
+    generated_tokens: int = 0
+
+
+class Engine(Protocol):
+    """Anything that turns requests into outputs, batch by batch."""
+
+    @property
+    def info(self) -> EngineInfo: ...
+
+    def prepare(self, request: Request) -> Any:
+        """Check a request and make it ready (tokens of its prompt); callable from any thread.
+
+        Raises:
+            InvalidRequest: the request cannot be run here, and why; `TooLong`, `Unsupported` among them.
+        """
+
+    def add(self, arrivals: Mapping[Key, Arrival]) -> None:
+        """Take requests in. They run when the batching policy says so."""
+
+    def cancel(self, keys: Collection[Key]) -> None:
+        """Forget these keys: they leave before the next forward pass and bring forth nothing more.
+
+        Unknown keys are ignored.
+        """
+
+    def step(self) -> Step:
+        """Run at most one forward pass for the batch, and one for newcomers. Never raises for one request's fault."""
+
+    def due_in(self) -> float | None:
+        """Seconds until `step` has something to do: 0 is now, None is not before an `add`."""
+
+    def room(self) -> Room: ...
+
+    def close(self) -> None:
+        """Free the model. Nothing else may be called afterwards."""

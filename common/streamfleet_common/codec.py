@@ -72,9 +72,7 @@ def _decode(adapter: TypeAdapter[_M], data: bytes, limit: int, what: str) -> _M:
         )
     try:
         # A newer peer may send fields that we do not know yet; anybody else's are mistakes.
-        return adapter.validate_python(
-            fields, strict=True, extra="ignore" if version > VERSION else "forbid"
-        )
+        return adapter.validate_python(fields, strict=True, extra="ignore" if version > VERSION else "forbid")
     except ValidationError as error:
         faults = problems(error)
         raise InvalidRequest(f"{what} is not valid: {'; '.join(faults)}", problems=faults) from None

@@ -93,9 +93,7 @@ class TooLong(InvalidRequest):
                 f"prompt of {prompt_tokens} tokens + max_tokens {max_tokens} is over the limit of "
                 f"{limit} tokens: {way_out}"
             )
-        super().__init__(
-            message, prompt_tokens=prompt_tokens, max_tokens=max_tokens, limit=limit, **details
-        )
+        super().__init__(message, prompt_tokens=prompt_tokens, max_tokens=max_tokens, limit=limit, **details)
 
 
 class Unsupported(InvalidRequest):
@@ -198,12 +196,12 @@ def _tree(root: type[StreamfleetError]) -> dict[str, type[StreamfleetError]]:
 
 
 def from_wire(code: str, message: str, details: Mapping[str, Any]) -> StreamfleetError:
-    """The error that `code` names, as its sender raised it; an unknown code gives a plain `StreamfleetError`."""
+    """The error that `code` names, as its sender raised it; a plain `StreamfleetError` for an unknown one."""
     kind = _tree(StreamfleetError).get(code, StreamfleetError)
     try:
         return kind(message, **dict(details))
     except TypeError:
-        # A peer of another version may leave out a detail that our constructor wants: the message still counts.
+        # A peer of another version may leave out a detail that our constructor wants; the message counts.
         error = kind.__new__(kind)
         StreamfleetError.__init__(error, message, **dict(details))
         return error

@@ -70,9 +70,9 @@ else:
 
 
 class _Door(ModelMetaclass):
-    """Makes a direct call of a schema raise our `InvalidRequest`; nested and decoded ones stay with pydantic."""
+    """Makes a direct call of a schema raise `InvalidRequest`; nested and decoded ones stay with pydantic."""
 
-    def __call__(cls, *args: Any, **values: Any) -> Any:
+    def __call__(cls, *args: Any, **values: Any) -> Any:  # noqa: N805 (a metaclass has classes as instances)
         try:
             return super().__call__(*args, **values)
         except ValidationError as error:
@@ -92,7 +92,7 @@ class Message(BaseModel, metaclass=_Door):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
-# --- requests ---------------------------------------------------------------------------------------------
+# --- requests
 
 
 class ChatMessage(Message):
@@ -125,9 +125,7 @@ class GenerateRequest(Message):
     model: Name | None = None
     """When given, the queue must serve this model."""
     prompt: LongText | None = None
-    prompt_token_ids: (
-        Annotated[tuple[TokenId, ...], Field(strict=False, max_length=MAX_TOKENS)] | None
-    ) = None
+    prompt_token_ids: Annotated[tuple[TokenId, ...], Field(strict=False, max_length=MAX_TOKENS)] | None = None
     messages: Annotated[tuple[ChatMessage, ...], Field(strict=False, max_length=1000)] | None = None
     max_tokens: int = Field(128, ge=1, le=MAX_TOKENS)
     """At most this many tokens are generated."""
@@ -149,15 +147,11 @@ class GenerateRequest(Message):
     @model_validator(mode="after")
     def _one_prompt(self) -> GenerateRequest:
         given = [
-            name
-            for name in ("prompt", "prompt_token_ids", "messages")
-            if getattr(self, name) is not None
+            name for name in ("prompt", "prompt_token_ids", "messages") if getattr(self, name) is not None
         ]
         if len(given) != 1:
             found = " and ".join(given) if given else "none of them"
-            raise ValueError(
-                f"give exactly one of prompt, prompt_token_ids and messages (found {found})"
-            )
+            raise ValueError(f"give exactly one of prompt, prompt_token_ids and messages (found {found})")
         value = getattr(self, given[0])
         if len(value) == 0 or (isinstance(value, str) and not value.strip()):
             raise ValueError(f"{given[0]} is empty: there is nothing to continue")
@@ -192,7 +186,7 @@ class Envelope(Message):
     request: Request
 
 
-# --- events -----------------------------------------------------------------------------------------------
+# --- events
 
 
 class Start(Message):
@@ -334,7 +328,7 @@ class End(Message):
 Event = Annotated[Start | Prefill | Delta | Restart | End, Field(discriminator="type")]
 
 
-# --- worker cards -----------------------------------------------------------------------------------------
+# --- worker cards
 
 
 class Limits(Message):

@@ -1,0 +1,71 @@
+"""Frames: what goes over a channel, lies in a log and closes a record.
+
+``epoch-seq`` (for `start` and `end` also ``,queued,started,now,attempts``), a space, and the event as the
+codec made it. The scripts write the head, since only they know the order and the server's time; the body
+is the worker's. A frame without a body announces an event too large for a channel: it is read from the log,
+or from the record.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from streamfleet_common import codec
+from streamfleet_common.errors import Undecodable
+from streamfleet_common.schemas import End, Event, Start
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One event and its place; epochs and, within one, `seq` count from 1 (a `start` has seq 0)."""
+
+    epoch: int
+    seq: int
+    body: bytes
+    times: tuple[int, ...] = ()
+    """queued, started, now (server ms; started 0 if it never was) and attempts; () but for start and end."""
+
+    @property
+    def id(self) -> str:
+        """The place as text, as the log has it: `epoch-seq`."""
+        return f"{self.epoch}-{self.seq}"
+
+    @classmethod
+    def parse(cls, data: bytes) -> Frame:
+        """Take a frame apart.
+
+        Raises:
+            Undecodable: no frame.
+        """
+        head, space, body = data.partition(b" ")
+        place, *times = head.split(b",")
+        epoch, dash, seq = place.partition(b"-")
+        try:
+            if not space or not dash or len(times) not in (0, 4):
+                raise ValueError
+            return cls(int(epoch), int(seq), body, tuple(int(number) for number in times))
+        except ValueError:
+            raise Undecodable("not a frame: want `epoch-seq`, a space and an event") from None
+
+    def event(self) -> Event:
+        """The event, with the times of the head.
+
+        Raises:
+            Undecodable, InvalidRequest: the body is no event.
+        """
+        event = codec.decode_event(self.body)
+        if not self.times:
+            return event
+        queued, started, now, attempts = self.times
+        if isinstance(event, End):
+            return event.model_copy(
+                update={
+                    "queued_at_ms": queued,
+                    "started_at_ms": started,
+                    "ended_at_ms": now,
+                    "attempt": attempts,
+                }
+            )
+        if isinstance(event, Start):
+            return event.model_copy(update={"queued_at_ms": queued, "started_at_ms": started})
+        return event

@@ -1,0 +1,77 @@
+-- What the scripts below share. A record is text:
+--   open:   Q or R, deadline|epoch|entry id|owner|started|attempts|crashes|solo losses|META
+--   ended:  E, state letter|epoch|started|attempts|crashes|solo losses|META, line feed, frame of the end event
+--   META:   accepted|lane|stream|result ttl|tenant|digest
+-- State letters: Q queued, R running, D done, F failed, C cancelled, X expired, P dead.
+-- A frame is `epoch-seq`, for start and end also `,queued,started,now,attempts`, a space, and the event.
+local T = KEYS[1]
+local call, sub, match = redis.call, string.sub, string.match
+local MAX_FRAME = 16384 -- a larger frame is announced without its event, to be read from the log or the record
+local LOG_LINGER_MS = 60000 -- the record holds the whole answer, so the log need not outlive its readers for long
+
+local function clock()
+  local time = call('TIME')
+  return string.format('%.0f', time[1] * 1000 + math.floor(time[2] / 1000))
+end
+
+local function records(rids)
+  local names = {}
+  for i = 1, #rids do names[i] = T .. ':r:' .. rids[i] end
+  return call('MGET', unpack(names))
+end
+
+-- deadline, epoch, eid, owner, started, attempts, crashes, solo, meta; nil unless the record is open
+local function open_fields(record)
+  return match(record, '^[QR](%d+)|(%d+)|([^|]*)|([^|]*)|(%d+)|(%d+)|(%d+)|(%d+)|(.*)$')
+end
+
+-- accepted, lane, stream, ttl, tenant
+local function meta_fields(meta)
+  return match(meta, '^(%d+)|([^|]*)|([^|]*)|(%d+)|([^|]*)|')
+end
+
+local function publish(tenant, rid, head, body)
+  local channel = T .. ':c:' .. tenant .. ':' .. rid
+  if #head + #body < MAX_FRAME then
+    call('PUBLISH', channel, head .. ' ' .. body)
+  else
+    call('PUBLISH', channel, head .. ' ')
+  end
+end
+
+-- Work to be taken off the streams once for the whole batch.
+local ended = {rids = {}, entries = {}}
+
+-- The only writer of an end. The caller has checked that the record is open.
+local function terminal(rid, record, letter, body, now)
+  local deadline, epoch, eid, owner, started, attempts, crashes, solo, meta = open_fields(record)
+  local accepted, lane, stream, ttl, tenant = meta_fields(meta)
+  epoch = string.format('%.0f', epoch + 1)
+  local head = epoch .. '-1,' .. accepted .. ',' .. started .. ',' .. now .. ',' .. attempts
+  local frame = head .. ' ' .. body
+  call('SET', T .. ':r:' .. rid, 'E' .. letter .. '|' .. epoch .. '|' .. started .. '|' .. attempts .. '|'
+    .. crashes .. '|' .. solo .. '|' .. meta .. '\n' .. frame, 'PX', ttl)
+  if stream == 's' then
+    call('XADD', T .. ':ev:' .. rid, epoch .. '-1', 'f', frame)
+    call('PEXPIRE', T .. ':ev:' .. rid, LOG_LINGER_MS)
+  end
+  publish(tenant, rid, head, body)
+  ended.rids[#ended.rids + 1] = rid
+  local entries = ended.entries[lane]
+  if not entries then
+    entries = {}
+    ended.entries[lane] = entries
+  end
+  entries[#entries + 1] = eid
+end
+
+local function discard(lane, eids)
+  call('XACK', T .. ':s:' .. lane, 'w', unpack(eids))
+  call('XDEL', T .. ':s:' .. lane, unpack(eids))
+end
+
+local function settle()
+  if #ended.rids == 0 then return end
+  for lane, eids in pairs(ended.entries) do discard(lane, eids) end
+  call('ZREM', T .. ':open', unpack(ended.rids))
+end

@@ -1,0 +1,44 @@
+"""The Lua scripts of the protocol, and how they are called."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any, Literal
+
+from redis.asyncio import Redis
+from redis.exceptions import NoScriptError
+
+ScriptName = Literal["submit", "start", "emit", "finish", "cancel", "expire", "announce"]
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """One protocol step for a whole batch: its text and the name under which Redis caches it."""
+
+    text: str
+    sha: str
+
+    @classmethod
+    def load(cls, name: ScriptName, *, flags: bool = True) -> Script:
+        """Read `lua/NAME.lua` from the package.
+
+        The `#!lua` line states whether the script may run when memory is full. Without `flags` it is left
+        away: the in-process server of the unit tests knows none.
+        """
+        folder = files("streamfleet_common") / "lua"
+        first, _, body = (folder / f"{name}.lua").read_text().partition("\n")
+        if name != "submit":
+            # `submit` stands on its own, since other languages send its very text.
+            body = (folder / "record.lua").read_text() + body
+        text = f"{first}\n{body}" if flags else body
+        return cls(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
+
+    async def call(self, redis: Redis, tag: str, args: Sequence[Any]) -> Any:
+        """Run it on the keys under `tag`, by its name where the server knows it already."""
+        try:
+            return await redis.evalsha(self.sha, 1, tag, *args)
+        except NoScriptError:
+            return await redis.eval(self.text, 1, tag, *args)

@@ -23,6 +23,7 @@ from pathlib import Path
 
 import torch_build
 from pip_run import PipFailed, run_pip
+from torch_build import TorchBuild
 
 ROOT = Path(__file__).resolve().parent.parent
 INPUTS = (
@@ -126,6 +127,7 @@ class Environment:
         if self.is_ready():
             return
         self._stamp.unlink(missing_ok=True)
+        shutil.rmtree(self._temporary, ignore_errors=True)
         began = time.monotonic()
         steps = self._steps()
         self._say(f"Preparing {self.folder}. This happens once, until its requirements change.")
@@ -154,8 +156,7 @@ class Environment:
         else:
             torch = torch_build.choose(self._variables)
             self._need_disk(torch.disk_gb)
-            expect = f"{torch.expect}. {torch.hint}" if torch.hint else torch.expect
-            steps.append(Step("torch", expect, lambda: self._pip(torch.arguments)))
+            steps.append(Step("torch", torch.expect, lambda: self._install_torch(torch)))
         steps.append(Step("streamfleet and what it needs", "up to a minute", self._install_rest))
         if not (usable and self._has_model()):
             steps.append(Step("the demo's model", "90 MB, a few seconds", self._install_model))
@@ -183,6 +184,11 @@ class Environment:
                 "Elsewhere, name a complete Python: make PYTHON=/path/to/python3.12"
             )
         raise CannotPrepare(f"{made.stdout.strip()}\n{python} could not make {self.folder}.")
+
+    def _install_torch(self, torch: TorchBuild) -> None:
+        if torch.hint:
+            self._say(f"      {torch.hint}")
+        self._pip(torch.arguments)
 
     def _install_rest(self) -> None:
         self._pip(["--editable", f".[{EXTRAS}]"])

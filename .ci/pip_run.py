@@ -13,7 +13,13 @@ KEPT_LINES = 30
 WIDTH = 80
 
 # Lines that tell a user nothing about a failure.
-NOISE = ("Looking in ", "WARNING: Location ", "[notice]", "Requirement already satisfied")
+NOISE = (
+    "Looking in ",
+    "WARNING: Location ",
+    "WARNING: Retrying ",
+    "[notice]",
+    "Requirement already satisfied",
+)
 NETWORK = (
     "Could not fetch URL",
     "Failed to establish a new connection",

@@ -16,7 +16,7 @@ from redis.exceptions import RedisError
 
 from streamfleet_common.errors import BrokerUnavailable
 
-BLOCK_MS = 1_000
+BLOCK_MS = 500
 """How long a read waits for work. Short, so that a drain is never long, and no ghost reader lives long."""
 COMMAND_TIMEOUT_S = 5.0
 

@@ -1,0 +1,108 @@
+"""`python -m streamfleet_worker`: reads the settings, builds the parts, runs."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+import uuid
+from collections.abc import Callable
+from importlib.metadata import version
+
+import structlog
+
+from streamfleet_common.broker import Broker
+from streamfleet_common.connections import Connections
+from streamfleet_common.errors import StreamfleetError
+from streamfleet_common.settings import read
+from streamfleet_worker import logs
+from streamfleet_worker.engine.base import Engine
+from streamfleet_worker.health import HealthServer
+from streamfleet_worker.metrics import QueueDepth
+from streamfleet_worker.settings import WorkerSettings
+from streamfleet_worker.worker import Worker
+
+log = structlog.get_logger()
+
+
+def main() -> int:
+    """Run one worker; the exit status is 0 after a drain, 1 after a failure, 2 for wrong settings."""
+    try:
+        settings = read(WorkerSettings)
+    except StreamfleetError as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    # Unique to this process, so that two lives of one worker are never taken for each other.
+    name = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
+    logs.configure(settings.log_format, settings.log_level, worker=name)
+    try:
+        asyncio.run(_serve(settings, name))
+    except StreamfleetError as error:
+        log.error(str(error), code=error.code)
+        return 1
+    return 0
+
+
+def builder(settings: WorkerSettings) -> Callable[[], Engine]:
+    """What makes the engine that the settings ask for, on the thread that will run it."""
+    if settings.engine == "scripted":
+        from streamfleet_worker.engine.scripted import ScriptedEngine  # noqa: PLC0415
+
+        return lambda: ScriptedEngine(max_batch_size=settings.max_batch_size)
+
+    def build() -> Engine:
+        # Torch takes seconds to import; nobody who serves without it should wait.
+        from streamfleet_worker.engine.generation import GenerationEngine  # noqa: PLC0415
+        from streamfleet_worker.engine.models import load  # noqa: PLC0415
+
+        loaded = load(settings.model, settings.device, settings.precision, threads=settings.threads)
+        engine = GenerationEngine(
+            loaded,
+            max_batch_size=settings.max_batch_size,
+            max_delay_s=settings.max_delay_ms / 1000,
+            max_seq_len=settings.max_seq_len,
+        )
+        engine.warm_up()
+        return engine
+
+    return build
+
+
+async def _serve(settings: WorkerSettings, name: str) -> None:
+    connections = Connections.open(settings.redis_url)
+    worker = Worker(
+        Broker(connections, settings.queue),
+        builder(settings),
+        name=name,
+        max_queue_depth=settings.max_queue_depth,
+        version=version("streamfleet"),
+        drain_timeout_s=settings.drain_timeout_s,
+    )
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, worker.stop)
+    health: HealthServer | None = None
+    try:
+        log.info("starting", model=settings.model, queue=settings.queue)
+        if not await worker.start():
+            return
+        if settings.http_port is not None:
+            worker.metrics.registry.register(QueueDepth(settings.queue, worker.depth))
+            health = HealthServer(
+                settings.http_host,
+                settings.http_port,
+                worker.metrics.registry,
+                {"/healthz": worker.unhealthy, "/readyz": worker.unready},
+            )
+            log.info("listening", host=settings.http_host, port=health.start())
+        await worker.run()
+    finally:
+        if health is not None:
+            health.close()
+        await connections.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,140 @@
+"""The thread that owns the engine: model, batches, all of it. The event loop only talks to it.
+
+Orders go in through an inbox, steps come out through an outbox. Neither side ever waits for the other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+
+from streamfleet_worker.engine.base import Arrival, Engine, Key, Room, Step
+
+Order = Callable[[Engine], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """One step as the event loop hears of it: what it did, how long it took, what room it left."""
+
+    step: Step
+    seconds: float
+    room: Room
+
+
+class EngineThread:
+    """Builds an engine on a thread of its own and steps it while it has work.
+
+    `on_steps` is called on the event loop with what has happened since its last call. `on_death` is called
+    there once if the engine raises: nothing it holds will ever end then.
+    """
+
+    def __init__(
+        self,
+        build: Callable[[], Engine],
+        on_steps: Callable[[list[Report]], None],
+        on_death: Callable[[BaseException], None],
+    ) -> None:
+        self._build = build
+        self._on_steps = on_steps
+        self._on_death = on_death
+        self._loop = asyncio.get_running_loop()
+        self._wake = threading.Condition()
+        self._orders: deque[Order] = deque()
+        self._closing = False
+        self._outbox: deque[Report] = deque()
+        self._ready: asyncio.Future[Engine] = self._loop.create_future()
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self.steps = 0
+        """Steps taken; that it moves while there is work is the proof of life."""
+        self.stepping = False
+        """Whether the engine is in a step now."""
+
+    async def start(self) -> Engine:
+        """Start the thread and wait until the engine is built. Raises what building it raised."""
+        self._thread.start()
+        return await asyncio.shield(self._ready)
+
+    def add(self, arrivals: Mapping[Key, Arrival]) -> None:
+        self._order(lambda engine: engine.add(arrivals))
+
+    def cancel(self, keys: Collection[Key]) -> None:
+        self._order(lambda engine: engine.cancel(keys))
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
+    async def close(self, timeout_s: float = 10.0) -> None:
+        """Close the engine and end the thread, unless it hangs in a step."""
+        with self._wake:
+            self._closing = True
+            self._wake.notify()
+        if self._thread.is_alive():
+            await asyncio.to_thread(self._thread.join, timeout_s)
+
+    def _order(self, order: Order) -> None:
+        with self._wake:
+            self._orders.append(order)
+            self._wake.notify()
+
+    def _run(self) -> None:
+        try:
+            engine = self._build()
+        except BaseException as error:  # noqa: BLE001 (whatever it is, it belongs to whoever started us)
+            self._call(self._settle, error)
+            return
+        self._call(self._settle, engine)
+        try:
+            self._serve(engine)
+        except BaseException as error:  # noqa: BLE001 (a dead engine must not look like a busy one)
+            self._call(self._on_death, error)
+        finally:
+            engine.close()
+
+    def _serve(self, engine: Engine) -> None:
+        while True:
+            due_in = engine.due_in()
+            with self._wake:
+                if not self._orders and not self._closing and due_in != 0:
+                    self._wake.wait(due_in)
+                orders = list(self._orders)
+                self._orders.clear()
+                if self._closing:
+                    return
+            for order in orders:
+                order(engine)
+            if engine.due_in() == 0:
+                self.stepping = True
+                began = time.perf_counter()
+                step = engine.step()
+                seconds = time.perf_counter() - began
+                self.stepping = False
+                self.steps += 1
+                self._outbox.append(Report(step, seconds, engine.room()))
+                if len(self._outbox) == 1:
+                    self._call(self._deliver)
+
+    def _deliver(self) -> None:
+        reports = []
+        while self._outbox:
+            reports.append(self._outbox.popleft())
+        if reports:
+            self._on_steps(reports)
+
+    def _settle(self, outcome: Engine | BaseException) -> None:
+        if self._ready.done():
+            return
+        if isinstance(outcome, BaseException):
+            self._ready.set_exception(outcome)
+        else:
+            self._ready.set_result(outcome)
+
+    def _call(self, callback: Callable[..., None], *args: object) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to tell
+            self._loop.call_soon_threadsafe(callback, *args)

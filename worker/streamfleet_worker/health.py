@@ -1,0 +1,81 @@
+"""The worker's HTTP door for probes and Prometheus: /healthz, /readyz, /metrics.
+
+It runs on threads of its own, so that it answers, and tells the truth, when the event loop hangs.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
+
+Probe = Callable[[], str | None]
+"""None if all is well, else what is wrong."""
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    registry: CollectorRegistry
+    probes: dict[str, Probe]
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Server
+    timeout = 10  # seconds; a client that sends nothing must not hold a thread
+
+    def do_GET(self) -> None:
+        path = self.path.partition("?")[0]
+        if path == "/metrics":
+            encode, kind = choose_encoder(self.headers.get("Accept", ""))
+            self._answer(200, encode(self.server.registry), kind)
+        elif path in self.server.probes:
+            wrong = self.server.probes[path]()
+            body = (wrong or "ok") + "\n"
+            self._answer(200 if wrong is None else 503, body.encode(), "text/plain; charset=utf-8")
+        else:
+            self._answer(404, b"try /healthz, /readyz or /metrics\n", "text/plain; charset=utf-8")
+
+    def _answer(self, status: int, body: bytes, kind: str) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 (named by the standard library)
+        """Probes come every few seconds: not worth a line each."""
+
+
+class HealthServer:
+    """Serves probes and metrics from `start` to `close`.
+
+    Raises:
+        OSError: by `start`, when the port is taken.
+    """
+
+    def __init__(self, host: str, port: int, registry: CollectorRegistry, probes: dict[str, Probe]) -> None:
+        self._address = (host, port)
+        self._registry = registry
+        self._probes = probes
+        self._server: _Server | None = None
+
+    def start(self) -> int:
+        """Listen; gives the port, which is a free one if 0 was asked for."""
+        server = _Server(self._address, _Handler)
+        server.registry = self._registry
+        server.probes = self._probes
+        # The poll interval is how long `close` may take.
+        threading.Thread(
+            target=server.serve_forever, kwargs={"poll_interval": 0.1}, name="health", daemon=True
+        ).start()
+        self._server = server
+        return int(server.server_address[1])
+
+    def close(self) -> None:
+        if self._server is not None:
+            self._server.shutdown()
+            self._server.server_close()
+            self._server = None

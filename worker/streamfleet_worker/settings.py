@@ -1,0 +1,41 @@
+"""The worker's settings, read once at its start."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from streamfleet_common.broker import MAX_QUEUE_DEPTH
+from streamfleet_common.settings import FleetSettings
+
+
+class WorkerSettings(FleetSettings):
+    """How one worker serves one queue. Lengths in tokens."""
+
+    engine: Literal["generation", "scripted"] = "generation"
+    """`scripted` answers without a model, for trying out a service and measuring the fleet itself."""
+    model: str = "smollm2"
+    """An alias, a folder, a GGUF file, or a hub reference `org/name[@revision]`."""
+    device: str = "auto"
+    """`auto`, `cpu`, `cuda`, `cuda:1`, `mps`."""
+    precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    threads: int = Field(1, ge=1, le=1024)
+    """CPU threads of the model. More workers with one thread serve more than one worker with many."""
+
+    max_batch_size: int = Field(8, ge=1, le=4096)
+    """Requests in one batch, and the most a worker holds."""
+    max_delay_ms: float = Field(20.0, ge=0.0, le=60_000.0)
+    """How long the oldest request may wait, since its acceptance, for a batch to fill."""
+    max_seq_len: int = Field(4096, ge=2, le=1_048_576)
+    """Prompt and answer together; never more than the model was made for."""
+    max_queue_depth: int = Field(MAX_QUEUE_DEPTH, ge=1, le=10_000_000)
+    """Accepted and unfinished requests the queue holds before it refuses more."""
+
+    drain_timeout_s: float = Field(30.0, ge=0.0, le=86_400.0)
+    """How long a worker that was told to stop goes on with what it runs."""
+    http_host: str = "127.0.0.1"
+    http_port: int | None = Field(None, ge=0, le=65_535)
+    """Port of /healthz, /readyz and /metrics; 0 picks a free one, none serves nothing."""
+    log_format: Literal["json", "console"] = "console"
+    log_level: Literal["debug", "info", "warning", "error"] = "info"

@@ -98,8 +98,8 @@ class Consumer:
                 break
         if entries or self._stopping:
             return entries
-        # COUNT holds for each stream of a read, so each may give a third of the room. (With room for less than
-        # three, work that comes at the same instant in several lanes can exceed it by two.)
+        # COUNT holds for each stream of a read, so each may give a third of the room. (With room for less
+        # than three, work that comes at the same instant in several lanes can exceed it by two.)
         share = max(1, room // len(LANES))
         return await self._broker.read(self._owner, order, share, block_ms=self._block_ms)
 

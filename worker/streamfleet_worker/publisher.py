@@ -135,15 +135,15 @@ class Publisher:
         events: list[Prefill | Delta] = []
         if held.prefill is not None:
             events.append(held.prefill)
-        for tokens in held.tokens or ():
-            events.append(
-                Delta(
-                    index=tokens.index,
-                    token_ids=tuple(tokens.token_ids),
-                    texts=tuple(tokens.texts),
-                    logprobs=tuple(tokens.logprobs),
-                )
+        events += [
+            Delta(
+                index=tokens.index,
+                token_ids=tuple(tokens.token_ids),
+                texts=tuple(tokens.texts),
+                logprobs=tuple(tokens.logprobs),
             )
+            for tokens in held.tokens or ()
+        ]
         held.prefill = held.tokens = None
         held.checked_at = asyncio.get_running_loop().time()
         first = held.seq + 1

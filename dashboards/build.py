@@ -1,0 +1,293 @@
+"""Writes the Grafana dashboards in this folder; the JSON is committed, so that importing needs nothing else.
+
+python dashboards/build.py           # write
+python dashboards/build.py --check   # say whether what is committed is up to date
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import string
+import sys
+from pathlib import Path
+from typing import Any
+
+from grafana_foundation_sdk.builders import common, dashboard, heatmap, prometheus, stat, timeseries
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.models.common import (
+    GraphDrawStyle,
+    LegendDisplayMode,
+    LegendPlacement,
+    StackingMode,
+)
+from grafana_foundation_sdk.models.dashboard import DataSourceRef, VariableRefresh
+from grafana_foundation_sdk.models.prometheus import PromQueryFormat
+
+FOLDER = Path(__file__).parent
+SOURCE = DataSourceRef(type_val="prometheus", uid="${datasource}")
+QUEUE = '{queue=~"$queue"}'
+WINDOW = "[$__rate_interval]"
+
+
+def query(expression: str, legend: str = "", *, heat: bool = False) -> prometheus.Dataquery:
+    """One PromQL query of a panel."""
+    built = prometheus.Dataquery().expr(expression).legend_format(legend)
+    return built.format(PromQueryFormat.HEATMAP) if heat else built
+
+
+def quantile(q: float, metric: str) -> str:
+    """The q-quantile of a histogram over all workers of a queue, in the histogram's unit."""
+    return f"histogram_quantile({q}, sum by (le, queue) (rate({metric}_bucket{QUEUE}{WINDOW})))"
+
+
+def number(title: str, text: str, expression: str, unit: str) -> stat.Panel:
+    """A single figure."""
+    return (
+        stat.Panel()
+        .title(title)
+        .description(text)
+        .datasource(SOURCE)
+        .unit(unit)
+        .no_value("unknown")
+        .height(4)
+        .span(4)
+        .reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
+        .with_target(query(expression, "{{queue}}"))
+    )
+
+
+def lines(title: str, text: str, unit: str, *targets: prometheus.Dataquery, stacked: bool = False) -> Any:
+    """Curves over time."""
+    panel = (
+        timeseries.Panel()
+        .title(title)
+        .description(text)
+        .datasource(SOURCE)
+        .unit(unit)
+        .min(0)
+        .height(8)
+        .span(12)
+        .draw_style(GraphDrawStyle.LINE)
+        .fill_opacity(20 if stacked else 5)
+        .legend(
+            common.VizLegendOptions()
+            .display_mode(LegendDisplayMode.LIST)
+            .placement(LegendPlacement.BOTTOM)
+            .show_legend(True)
+        )
+    )
+    if stacked:
+        panel = panel.stacking(common.StackingConfig().mode(StackingMode.NORMAL))
+    for target in targets:
+        panel = panel.with_target(target)
+    return panel
+
+
+def fleet() -> dashboard.Dashboard:
+    """What an operator looks at first: is work coming in, is it being done, how long do people wait."""
+    return (
+        dashboard.Dashboard("streamfleet: fleet")
+        .uid("streamfleet-fleet")
+        .tags(["streamfleet"])
+        .description("Queues, workers and waits, over all workers that Prometheus scrapes.")
+        .refresh("10s")
+        .time("now-30m", "now")
+        .editable()
+        .with_variable(dashboard.DatasourceVariable("datasource").type("prometheus").label("Data source"))
+        .with_variable(
+            dashboard.QueryVariable("queue")
+            .label("Queue")
+            .datasource(SOURCE)
+            .query("label_values(streamfleet_queue_max_depth, queue)")
+            .refresh(VariableRefresh.ON_TIME_RANGE_CHANGED)
+            .include_all(True)
+            .multi(True)
+        )
+        .with_row(dashboard.Row("Now"))
+        .with_panel(
+            number(
+                "Queued",
+                "Accepted requests that no worker has taken yet.",
+                'max by (queue) (streamfleet_queue_depth{queue=~"$queue", state="queued"})',
+                "short",
+            )
+        )
+        .with_panel(
+            number(
+                "Running",
+                "Requests that a worker has taken and not yet ended.",
+                'max by (queue) (streamfleet_queue_depth{queue=~"$queue", state="running"})',
+                "short",
+            )
+        )
+        .with_panel(
+            number(
+                "Fill",
+                "Share of max_queue_depth in use; at 100 % new requests are refused.",
+                f"sum by (queue) (max by (queue, state) (streamfleet_queue_depth{QUEUE}))"
+                f" / max by (queue) (streamfleet_queue_max_depth{QUEUE})",
+                "percentunit",
+            )
+        )
+        .with_panel(
+            number(
+                "Workers",
+                "Workers that looked for work in the last ten seconds.",
+                f"count by (queue) (streamfleet_seconds_since_last_poll{QUEUE} < 10)",
+                "short",
+            )
+        )
+        .with_panel(
+            number(
+                "Tokens/s",
+                "Tokens generated by all workers.",
+                f"sum by (queue) (rate(streamfleet_generation_tokens_total{QUEUE}{WINDOW}))",
+                "short",
+            )
+        )
+        .with_panel(
+            number(
+                "First token, p95",
+                "From acceptance to the first token.",
+                quantile(0.95, "streamfleet_time_to_first_token_seconds"),
+                "s",
+            )
+        )
+        .with_row(dashboard.Row("Queues"))
+        .with_panel(
+            lines(
+                "Queue depth",
+                "Accepted and unfinished requests by state, and the depth at which the queue refuses.",
+                "short",
+                query(f"max by (queue, state) (streamfleet_queue_depth{QUEUE})", "{{queue}} {{state}}"),
+                query(f"max by (queue) (streamfleet_queue_max_depth{QUEUE})", "{{queue}} limit"),
+            )
+        )
+        .with_panel(
+            lines(
+                "Time in the queue",
+                "From acceptance to a worker, on the server's clock.",
+                "s",
+                query(quantile(0.5, "streamfleet_request_queue_time_seconds"), "{{queue}} p50"),
+                query(quantile(0.95, "streamfleet_request_queue_time_seconds"), "{{queue}} p95"),
+                query(quantile(0.99, "streamfleet_request_queue_time_seconds"), "{{queue}} p99"),
+            )
+        )
+        .with_row(dashboard.Row("Answers"))
+        .with_panel(
+            lines(
+                "Ended requests",
+                "Answers by the reason they ended, failures by their kind.",
+                "reqps",
+                query(
+                    f"sum by (finished_reason) (rate(streamfleet_request_success_total{QUEUE}{WINDOW}))",
+                    "{{finished_reason}}",
+                ),
+                query(
+                    f"sum by (error_type) (rate(streamfleet_request_failure_total{QUEUE}{WINDOW}))",
+                    "{{error_type}}",
+                ),
+                stacked=True,
+            )
+        )
+        .with_panel(
+            lines(
+                "Latency",
+                "From acceptance to the first token, and to the end.",
+                "s",
+                query(quantile(0.5, "streamfleet_time_to_first_token_seconds"), "{{queue}} first p50"),
+                query(quantile(0.95, "streamfleet_time_to_first_token_seconds"), "{{queue}} first p95"),
+                query(quantile(0.5, "streamfleet_e2e_request_latency_seconds"), "{{queue}} end p50"),
+                query(quantile(0.95, "streamfleet_e2e_request_latency_seconds"), "{{queue}} end p95"),
+            )
+        )
+        .with_row(dashboard.Row("Batches"))
+        .with_panel(
+            lines(
+                "Tokens",
+                "Prompt tokens computed and tokens generated.",
+                "short",
+                query(
+                    f"sum by (queue) (rate(streamfleet_prompt_tokens_total{QUEUE}{WINDOW}))",
+                    "{{queue}} prompt/s",
+                ),
+                query(
+                    f"sum by (queue) (rate(streamfleet_generation_tokens_total{QUEUE}{WINDOW}))",
+                    "{{queue}} generated/s",
+                ),
+            )
+        )
+        .with_panel(
+            lines(
+                "In the engines",
+                "Requests in the batches, and pulled but not yet in one.",
+                "short",
+                query(f"sum by (queue) (streamfleet_num_requests_running{QUEUE})", "{{queue}} running"),
+                query(f"sum by (queue) (streamfleet_num_requests_waiting{QUEUE})", "{{queue}} waiting"),
+            )
+        )
+        .with_panel(
+            heatmap.Panel()
+            .title("Batch size")
+            .description("How many requests shared a forward pass: the fuller, the cheaper each token.")
+            .datasource(SOURCE)
+            .height(8)
+            .span(12)
+            .with_target(
+                query(
+                    f"sum by (le) (increase(streamfleet_batch_size_bucket{QUEUE}{WINDOW}))",
+                    "{{le}}",
+                    heat=True,
+                )
+            )
+        )
+        .with_panel(
+            lines(
+                "Step time and refused writes",
+                "Time of one engine step; writes refused because the request was no longer the worker's.",
+                "s",
+                query(quantile(0.5, "streamfleet_engine_step_seconds"), "{{queue}} step p50"),
+                query(quantile(0.95, "streamfleet_engine_step_seconds"), "{{queue}} step p95"),
+                query(
+                    f"sum by (queue) (rate(streamfleet_fenced_writes_total{QUEUE}{WINDOW}))",
+                    "{{queue}} fenced/s",
+                ),
+            )
+        )
+    )
+
+
+DASHBOARDS = {"fleet.json": fleet}
+
+
+def render(make: Any) -> str:
+    """The JSON of a dashboard, with a line feed at its end."""
+    plain = json.loads(JSONEncoder().encode(make().build()))
+    # The SDK leaves both to Grafana, which wants ids unique, and the queries of a panel told apart.
+    for place, panel in enumerate(plain["panels"], 1):
+        panel["id"] = place
+        for letter, target in zip(string.ascii_uppercase, panel.get("targets", ()), strict=False):
+            target["refId"] = letter
+    return json.dumps(plain, sort_keys=True, indent=2) + "\n"
+
+
+def main() -> int:
+    """Write the dashboards, or with --check compare; 1 if what is committed is not up to date."""
+    parser = argparse.ArgumentParser(description="Write the Grafana dashboards.")
+    parser.add_argument("--check", action="store_true", help="compare instead of writing")
+    check = parser.parse_args().check
+    stale = [
+        name
+        for name, make in DASHBOARDS.items()
+        if not (path := FOLDER / name).exists() or path.read_text() != render(make)
+    ]
+    for name in [] if check else stale:
+        (FOLDER / name).write_text(render(DASHBOARDS[name]))
+    for name in stale:
+        print(f"{name}: {'not up to date; run python dashboards/build.py' if check else 'written'}")
+    return 1 if check and stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

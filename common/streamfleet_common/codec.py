@@ -35,8 +35,15 @@ def encode(message: Message) -> bytes:
 
 
 def pack(fields: dict[str, Any]) -> bytes:
-    """The bytes of a map of plain values, with the version added."""
-    packed: bytes = msgpack.packb({"v": VERSION, **fields})
+    """The bytes of a map of plain values, with the version added.
+
+    Raises:
+        InvalidRequest: a value is none that msgpack knows: an object, an integer of more than 64 bits.
+    """
+    try:
+        packed: bytes = msgpack.packb({"v": VERSION, **fields})
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InvalidRequest(f"message cannot be encoded ({type(error).__name__}: {error})") from None
     return packed
 
 
@@ -65,7 +72,7 @@ def _decode(adapter: TypeAdapter[_M], data: bytes, limit: int, what: str) -> _M:
     version = fields.pop("v", None)
     if type(version) is not int or abs(version - VERSION) > 1 or version < 1:
         raise Undecodable(
-            f"{what} of protocol version {version!r}; this side understands "
+            f"{what} of protocol version {repr(version)[:40]}; this side understands "
             f"{', '.join(str(v) for v in range(max(1, VERSION - 1), VERSION + 2))}: "
             "upgrade the older of the two sides",
             version=str(version)[:40],
@@ -100,6 +107,7 @@ def unpack(data: bytes, limit: int, what: str = "message") -> dict[str, Any]:
             max_array_len=limit,
             max_map_len=limit,
             max_ext_len=0,
+            ext_hook=_refuse_extension,
         )
     except (ValueError, msgpack.UnpackException, RecursionError, UnicodeDecodeError) as error:
         raise Undecodable(
@@ -110,6 +118,11 @@ def unpack(data: bytes, limit: int, what: str = "message") -> dict[str, Any]:
     if _deeper_than(fields, MAX_DEPTH):
         raise Undecodable(f"{what} is nested deeper than {MAX_DEPTH} levels", limit=MAX_DEPTH)
     return fields
+
+
+def _refuse_extension(code: int, data: bytes) -> None:
+    # An empty one passes the limit of length.
+    raise ValueError(f"extension type {code} of {len(data)} bytes")
 
 
 def _deeper_than(value: Any, depth: int) -> bool:

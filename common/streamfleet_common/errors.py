@@ -21,7 +21,7 @@
     └── BrokerUnavailable       Redis cannot be reached, or refuses to work
 
 Each carries a `code` (its name on the wire), a message that says what to do next, and `details`: plain
-values (str, int, float, bool, None, lists of str) that survive the trip through `to_wire` and `from_wire`.
+values (str, int, float, bool, None, lists of str) that survive the trip through `Failure` and `from_wire`.
 """
 
 from __future__ import annotations
@@ -170,8 +170,8 @@ class GenerationFailed(StreamfleetError):
     code = "generation_failed"
 
     def __init__(self, message: str, *, retryable: bool = False, **details: Any) -> None:
-        super().__init__(message, retryable=retryable, **details)
-        self.retryable = retryable
+        super().__init__(message, retryable=bool(retryable), **details)
+        self.retryable = bool(retryable)
 
 
 class IncompleteGeneration(StreamfleetError):
@@ -189,19 +189,27 @@ class BrokerUnavailable(StreamfleetError):
 
 
 def _tree(root: type[StreamfleetError]) -> dict[str, type[StreamfleetError]]:
-    found = {root.code: root}
+    found: dict[str, type[StreamfleetError]] = {}
     for child in root.__subclasses__():
         found.update(_tree(child))
+    # Last, so that a subclass without a code of its own does not stand for its parent.
+    found[root.code] = root
     return found
 
 
 def from_wire(code: str, message: str, details: Mapping[str, Any]) -> StreamfleetError:
     """The error that `code` names, as its sender raised it; a plain `StreamfleetError` for an unknown one."""
     kind = _tree(StreamfleetError).get(code, StreamfleetError)
+    # The codec makes tuples of all sequences; details hold lists.
+    values = {name: list(value) if isinstance(value, tuple) else value for name, value in details.items()}
     try:
-        return kind(message, **dict(details))
+        return kind(message, **values)
     except TypeError:
-        # A peer of another version may leave out a detail that our constructor wants; the message counts.
+        # A peer of another version may leave out a detail that our constructor wants, or send one that the
+        # constructor cannot take; the message counts.
         error = kind.__new__(kind)
-        StreamfleetError.__init__(error, message, **dict(details))
+        Exception.__init__(error, message)
+        error.message = message
+        error.details = {"problems": [message], **values} if issubclass(kind, InvalidRequest) else values
+        error.retryable = bool(values.get("retryable", kind.retryable))
         return error

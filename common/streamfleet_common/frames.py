@@ -30,6 +30,11 @@ class Frame:
         """The place as text, as the log has it: `epoch-seq`."""
         return f"{self.epoch}-{self.seq}"
 
+    @property
+    def is_end(self) -> bool:
+        """Told without opening the body: only starts (seq 0) and ends carry times."""
+        return self.seq > 0 and bool(self.times)
+
     @classmethod
     def parse(cls, data: bytes) -> Frame:
         """Take a frame apart.
@@ -39,9 +44,11 @@ class Frame:
         """
         head, space, body = data.partition(b" ")
         place, *times = head.split(b",")
-        epoch, dash, seq = place.partition(b"-")
+        epoch, _, seq = place.partition(b"-")
         try:
-            if not space or not dash or len(times) not in (0, 4):
+            # `int` alone would take signs, blanks and underscores too.
+            numbers = (epoch, seq, *times)
+            if not space or len(times) not in (0, 4) or not all(number.isdigit() for number in numbers):
                 raise ValueError
             return cls(int(epoch), int(seq), body, tuple(int(number) for number in times))
         except ValueError:

@@ -7,10 +7,11 @@ older stays understood. Times are milliseconds: absolute ones (`…_at_ms`) on t
 
 from __future__ import annotations
 
+import math
 import secrets
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from streamfleet_common import errors
 
@@ -18,6 +19,10 @@ MAX_PROMPT_CHARS = 200_000
 MAX_TOKENS = 32_768
 MAX_DEADLINE_MS = 24 * 3600 * 1000
 MAX_RESULT_TTL_MS = 7 * 24 * 3600 * 1000
+MAX_TEXT_CHARS = 4 * 1024 * 1024
+"""More fits no result."""
+MAX_PROBLEMS = 100
+MAX_PROBLEM_CHARS = 300
 
 Lane = Literal["high", "normal", "bulk"]
 LANES: tuple[Lane, ...] = ("high", "normal", "bulk")
@@ -26,40 +31,43 @@ State = Literal["queued", "running"] | EndState
 FinishReason = Literal["eos", "stop", "length", "cancelled", "expired", "error"]
 
 
-def _encodable(value: str) -> str:
-    # A lone surrogate is a legal Python string that no UTF-8 encoder takes.
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        raise ValueError("holds a lone surrogate, which is not valid Unicode text") from None
-    return value
-
-
 # Sequences are tuples, since messages are frozen; lists are taken too, for JSON knows nothing else.
 # What is in them stays strict.
 _Sequence = Field(strict=False)
 
-Text = Annotated[str, AfterValidator(_encodable)]
-LongText = Annotated[str, Field(max_length=MAX_PROMPT_CHARS), AfterValidator(_encodable)]
+# The bound is not only for the length: a string without any may hold lone surrogates, which no encoder takes.
+Text = Annotated[str, Field(max_length=MAX_TEXT_CHARS)]
+LongText = Annotated[str, Field(max_length=MAX_PROMPT_CHARS)]
 Name = Annotated[str, Field(max_length=200)]
 Rid = Annotated[str, Field(pattern=r"^[0-9a-f]{34}$")]
 Tenant = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
 QueueName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 Ids = Annotated[tuple[TokenId, ...], _Sequence]
-Texts = Annotated[tuple[str, ...], _Sequence]
+Texts = Annotated[tuple[Text, ...], _Sequence]
 Logprobs = Annotated[tuple[float | None, ...], _Sequence]
 
 
 def problems(error: ValidationError) -> list[str]:
-    """Every fault that pydantic found, one line each, without the offending values (they may be private)."""
+    """Every fault that pydantic found, one line each, without the offending values (they may be private).
+
+    Bounded, since the request may be hostile: at most `MAX_PROBLEMS` lines, then how many more there are.
+    """
+    faults = error.errors(include_url=False, include_input=False, include_context=False)
     found = []
-    for fault in error.errors(include_url=False, include_input=False, include_context=False):
+    for fault in faults[:MAX_PROBLEMS]:
         place = ".".join(str(part) for part in fault["loc"])
         text = fault["msg"].removeprefix("Value error, ")
         if fault["type"] == "extra_forbidden":
             text = "unknown field; it would have had no effect. Check its spelling"
-        found.append(f"{place}: {text}" if place else text)
+        elif fault["type"] == "string_unicode":
+            text = "holds a lone surrogate, which is not valid Unicode text"
+        elif fault["type"] == "union_tag_invalid":
+            text = "unknown kind"  # pydantic's own words repeat the value
+        line = f"{place}: {text}" if place else text
+        found.append(line if len(line) <= MAX_PROBLEM_CHARS else f"{line[:MAX_PROBLEM_CHARS]}…")
+    if len(faults) > MAX_PROBLEMS:
+        found.append(f"and {len(faults) - MAX_PROBLEMS} more")
     return found
 
 
@@ -241,7 +249,7 @@ class Choice(Message):
     """
 
     index: int = Field(0, ge=0)
-    text: str
+    text: Text
     token_ids: Ids
     logprobs: Logprobs = ()
     finish_reason: FinishReason
@@ -266,6 +274,23 @@ class Timing(Message):
     """From the first token to the last."""
 
 
+def _encodable(text: str) -> str:
+    # Names of files may hold lone surrogates, and an error must not fail over them.
+    return text.encode("utf-8", "replace").decode()
+
+
+def _plain(value: Any) -> Any:
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, int) and -(2**63) <= value < 2**63:
+        return int(value)
+    if isinstance(value, float) and math.isfinite(value):
+        return float(value)
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [_encodable(str(item)) for item in value]
+    return _encodable(str(value))
+
+
 class Failure(Message):
     """An error on the wire; `errors.from_wire` makes the exception of it."""
 
@@ -275,7 +300,11 @@ class Failure(Message):
 
     @classmethod
     def of(cls, error: errors.StreamfleetError) -> Failure:
-        return cls(code=error.code, message=error.message[:4000], details=error.details)
+        return cls(
+            code=error.code,
+            message=_encodable(str(error))[:4000],
+            details={_encodable(name): _plain(value) for name, value in error.details.items()},
+        )
 
     def error(self) -> errors.StreamfleetError:
         return errors.from_wire(self.code, self.message, self.details)
@@ -293,9 +322,9 @@ class End(Message):
     usage: Usage = Usage()
     seed: int | None = None
     timing: Timing = Timing()
-    model: str = ""
-    revision: str = ""
-    worker: str = ""
+    model: Name = ""
+    revision: Name = ""
+    worker: Name = ""
     attempt: int = Field(0, ge=0)
     """How many workers started the request, this one included; 0 if none did."""
     of: int = Field(0, ge=0)
@@ -351,8 +380,8 @@ class Card(Message):
     model: Name
     revision: Name = ""
     tasks: Texts = ("generate",)
-    device: str = ""
-    precision: str = ""
+    device: Name = ""
+    precision: Name = ""
     limits: Limits
     capacity: int = Field(0, ge=0)
     """Requests it could take now."""

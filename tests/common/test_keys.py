@@ -1,0 +1,47 @@
+"""The names in Redis, as other languages and operators know them."""
+
+from __future__ import annotations
+
+import pytest
+from redis.crc import key_slot
+
+from streamfleet_common.keys import GROUP, QUEUES, Keys, shard_of
+from streamfleet_common.schemas import LANES, new_rid
+
+RID = "07" + "0123456789abcdef" * 2
+
+
+def test_names() -> None:
+    keys = Keys("chat", 7)
+    assert keys.tag == "{q:chat:7}"
+    assert keys.open == "{q:chat:7}:open"
+    assert keys.dead == "{q:chat:7}:dead"
+    assert keys.workers == "{q:chat:7}:workers"
+    assert keys.control == "{q:chat:7}:control"
+    assert keys.lane("bulk") == "{q:chat:7}:s:bulk"
+    assert keys.record(RID) == f"{{q:chat:7}}:r:{RID}"
+    assert keys.log(RID) == f"{{q:chat:7}}:ev:{RID}"
+    assert keys.channel("acme", RID) == f"{{q:chat:7}}:c:acme:{RID}"
+    assert GROUP == "w"
+    assert QUEUES == "streamfleet:queues"
+
+
+@pytest.mark.parametrize("queue", ["a", "A.b_c-9", "q" * 64, "-"])
+@pytest.mark.parametrize("shard", [0, 1, 255])
+def test_all_names_of_a_shard_lie_in_one_slot(queue: str, shard: int) -> None:
+    keys = Keys(queue, shard)
+    names = {keys.tag, keys.open, keys.dead, keys.workers, keys.control}
+    names |= {keys.lane(lane) for lane in LANES}
+    names |= {keys.record(RID), keys.log(RID), keys.channel("a.b", RID)}
+    assert len(names) == 5 + len(LANES) + 3
+    assert len({key_slot(name.encode()) for name in names}) == 1
+
+
+def test_queues_and_shards_do_not_share_names() -> None:
+    tags = [Keys(queue, shard).tag for queue in ("a", "a:1", "b") for shard in (0, 1, 10)]
+    assert len(set(tags)) == len(tags)
+
+
+@pytest.mark.parametrize("shard", [0, 1, 16, 255])
+def test_a_rid_names_its_shard(shard: int) -> None:
+    assert shard_of(new_rid(shard)) == shard

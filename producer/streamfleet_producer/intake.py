@@ -1,0 +1,116 @@
+"""Requests made ready to be submitted: their ids, their options, and a first look at whether they can be."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+
+from pydantic import TypeAdapter, ValidationError
+
+from streamfleet_common.broker import Submission
+from streamfleet_common.errors import InvalidRequest, RequestNotFound
+from streamfleet_common.schemas import (
+    Envelope,
+    GenerateRequest,
+    QueueName,
+    Rid,
+    Tenant,
+    new_rid,
+    problems,
+)
+from streamfleet_producer.catalogue import Catalogue
+from streamfleet_producer.ticket import DEADLINE_S, RESULT_TTL_S, Options
+
+_QUEUE: TypeAdapter[str] = TypeAdapter(QueueName)
+_TENANT: TypeAdapter[str] = TypeAdapter(Tenant)
+_RID: TypeAdapter[str] = TypeAdapter(Rid)
+
+
+class Intake:
+    """What one client puts on its requests. `secret` is the tenant's, for ids that follow from a key.
+
+    Raises:
+        InvalidRequest: the queue's or the tenant's name is none.
+    """
+
+    def __init__(self, queue: str, tenant: str, secret: bytes | str | None, max_request_bytes: int) -> None:
+        faults = _faults("queue", _QUEUE, queue) + _faults("tenant", _TENANT, tenant)
+        if faults:
+            raise InvalidRequest("; ".join(faults), problems=faults)
+        # Without a secret the ids of two tenants must still differ.
+        key = tenant if secret is None else secret
+        self._tenant = tenant
+        self._secret = key.encode() if isinstance(key, str) else key
+        self._max_request_bytes = max_request_bytes
+
+    def rid(self, key: str | None) -> str:
+        """The id of a request: random, or the one that stands for an idempotency key."""
+        return new_rid() if key is None else keyed_rid(self._secret, key)
+
+    async def prepare(
+        self,
+        catalogue: Catalogue,
+        request: GenerateRequest,
+        *,
+        stream: bool,
+        key: str | None,
+        options: Options,
+    ) -> Submission:
+        """A submission of the request.
+
+        Raises:
+            InvalidRequest: an option is not valid, or the request is over `max_request_bytes`.
+            ModelNotFound, Unsupported, TooLong, InvalidRequest: no worker would take it.
+        """
+        if not isinstance(request, GenerateRequest):
+            raise InvalidRequest(
+                f"a request is wanted, not {type(request).__name__}: build a GenerateRequest"
+            )
+        envelope = Envelope(
+            rid=self.rid(key),
+            tenant=self._tenant,
+            lane=options.get("lane", "normal"),
+            stream=stream,
+            deadline_ms=round(options.get("deadline_s", DEADLINE_S) * 1000),
+            on_restart=options.get("on_restart", "restart"),
+            idempotency_key=key,
+            result_ttl_ms=round(options.get("result_ttl_s", RESULT_TTL_S) * 1000),
+            traceparent=options.get("traceparent"),
+            request=request,
+        )
+        limit = await catalogue.check(request)
+        return Submission.of(envelope, min(limit, self._max_request_bytes))
+
+
+def _faults(what: str, adapter: TypeAdapter[str], value: str) -> list[str]:
+    try:
+        adapter.validate_python(value)
+    except ValidationError as error:
+        return [f"{what}: {fault}" for fault in problems(error)]
+    return []
+
+
+def keyed_rid(secret: bytes, key: str) -> str:
+    """The id of the request with this idempotency key: the record itself is the key.
+
+    It is "00" (the shard) and the first 32 hex digits of HMAC-SHA256(secret, key), so that nobody without
+    the tenant's secret can tell the id of another's request.
+    """
+    return "00" + hmac.new(secret, key.encode("utf-8", "replace"), hashlib.sha256).hexdigest()[:32]
+
+
+def checked(rid: str) -> str:
+    """The id, if it has the form of one: names of keys and channels are made of it.
+
+    Raises:
+        RequestNotFound: it has not.
+    """
+    try:
+        return _RID.validate_python(rid)
+    except ValidationError:
+        raise not_found() from None
+
+
+def not_found() -> RequestNotFound:
+    """The one error for an id that is malformed, unknown, expired or another tenant's."""
+    return RequestNotFound("no such request: it was never accepted, or its result has expired")

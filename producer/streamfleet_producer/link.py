@@ -1,0 +1,183 @@
+"""What an open client works with: one queue's broker, its subscriptions, and the calls that gather."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from streamfleet_common.broker import Broker, Submission, Submitted
+from streamfleet_common.connections import Connections
+from streamfleet_common.errors import BrokerUnavailable, Conflict, QueueFull, StreamfleetError
+from streamfleet_common.records import Record
+from streamfleet_common.schemas import State
+from streamfleet_common.subscriber import Listener, Subscriber
+from streamfleet_producer.catalogue import Catalogue
+from streamfleet_producer.coalescer import Coalescer
+from streamfleet_producer.watch import Watch
+
+RETRY_AFTER_S = 1.0
+"""What a full queue asks for. The depth alone does not tell how fast it drains."""
+
+
+SILENCE_S = 3.0
+GRACE_S = 5.0
+OUTAGE_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long to bear what; seconds."""
+
+    silence_s: float
+    """After so long without a message the record is asked, in case one was lost."""
+    grace_s: float
+    """How long after its deadline a request may still be answered."""
+    outage_s: float
+    """How long Redis may be away while an accepted request is waited for."""
+
+
+class Waiting(Protocol):
+    """Somebody who waits for what a closed link cannot bring."""
+
+    def abandon(self) -> None:
+        """Stop waiting, with an error. Must return at once."""
+
+
+class Link:
+    """The parts of an open client, wired together. All on one event loop."""
+
+    def __init__(
+        self,
+        connections: Connections,
+        queue: str,
+        tenant: str,
+        *,
+        patience: Patience,
+        card_life_s: float,
+    ) -> None:
+        self.queue = queue
+        self.tenant = tenant
+        self.patience = patience
+        self.broker = Broker(connections, queue)
+        self.catalogue = Catalogue(self.broker, queue, life_s=card_life_s)
+        self.submits: Coalescer[Submission, Submitted] = Coalescer(self.broker.submit)
+        self.cancels: Coalescer[str, State | None] = Coalescer(
+            lambda rids: self.broker.cancel(rids, self.tenant)
+        )
+        self.records: Coalescer[str, Record | None] = Coalescer(
+            lambda rids: self.broker.status(rids, self.tenant)
+        )
+        self.watch = Watch(patience.silence_s, lambda: self._expiries.post(None))
+        self._expiries: Coalescer[None, None] = Coalescer(self._expire)
+        self.waiting: set[Waiting] = set()
+        """Whoever has to be told when the link closes."""
+        self._connections = connections
+        self._subscriber = Subscriber(connections)
+
+    # --- channels
+
+    def channel(self, rid: str) -> str:
+        return self.broker.keys.channel(self.tenant, rid)
+
+    async def listen(self, listeners: Sequence[tuple[str, Listener]]) -> None:
+        """Listen to the requests with these ids; confirmed by the server on return.
+
+        Raises:
+            BrokerUnavailable: not confirmed in time.
+        """
+        await self._subscriber.subscribe([(self.channel(rid), listener) for rid, listener in listeners])
+
+    async def leave(self, listeners: Sequence[tuple[str, Listener]]) -> None:
+        """Stop listening. The server is told in the background."""
+        for rid, listener in listeners:
+            await self._subscriber.unsubscribe((self.channel(rid),), listener)
+
+    # --- steps
+
+    async def submit(self, submission: Submission) -> Submitted:
+        """Submit a request, together with all others that wait.
+
+        If the caller is cancelled while the submission is on its way, the request is cancelled after it.
+
+        Raises:
+            QueueFull, Conflict: it was not accepted.
+            BrokerUnavailable: Redis cannot be reached. It may have been accepted all the same.
+        """
+        future = self.submits.put(submission)
+        try:
+            submitted = await asyncio.shield(future)
+        except asyncio.CancelledError:
+            future.add_done_callback(lambda told: self._regret(submission.envelope.rid, told))
+            raise
+        refusal = self.refusal(submitted)
+        if refusal is not None:
+            raise refusal
+        return submitted
+
+    async def submit_all(self, submissions: Sequence[Submission]) -> Sequence[Submitted]:
+        """Submit requests in one call of their own; gives what became of each.
+
+        If the caller is cancelled meanwhile, they are cancelled after it.
+        """
+        if not submissions:
+            return []
+        call = asyncio.ensure_future(self.broker.submit(submissions))
+        try:
+            return await asyncio.shield(call)
+        except asyncio.CancelledError:
+            call.add_done_callback(lambda told: self._regret_all(submissions, told))
+            raise
+
+    def _regret_all(self, submissions: Sequence[Submission], told: asyncio.Future[list[Submitted]]) -> None:
+        if told.cancelled() or told.exception() is not None:
+            return
+        for submission, submitted in zip(submissions, told.result(), strict=True):
+            if submitted.outcome == "accepted":
+                self.cancels.post(submission.envelope.rid)
+
+    def _regret(self, rid: str, told: asyncio.Future[Submitted]) -> None:
+        # Not if it was accepted before: then it is somebody else's request.
+        if not told.cancelled() and told.exception() is None and told.result().outcome == "accepted":
+            self.cancels.post(rid)
+
+    def refusal(self, submitted: Submitted) -> StreamfleetError | None:
+        """Why a submission was not accepted; None if it was, now or before."""
+        if submitted.outcome == "full":
+            return QueueFull(
+                f"queue {self.queue!r} is full: {submitted.depth} requests are accepted and unfinished, "
+                f"the limit is {submitted.limit}; try again in {RETRY_AFTER_S:g} s, or start more workers",
+                retry_after=RETRY_AFTER_S,
+                limit=submitted.limit,
+                depth=submitted.depth,
+            )
+        if submitted.outcome == "conflict":
+            return Conflict(
+                "this idempotency key was used for another request before: "
+                "use a new key, or send the same request"
+            )
+        return None
+
+    async def record(self, rid: str) -> Record | None:
+        return await self.records.put(rid)
+
+    async def cancel_quietly(self, rid: str) -> None:
+        """Cancel a request that nobody waits for any more. What stops that is no longer of interest."""
+        with contextlib.suppress(BrokerUnavailable):
+            await asyncio.shield(self.cancels.put(rid))
+
+    async def _expire(self, asked: Sequence[None]) -> Sequence[None]:
+        await self.broker.expire()
+        return asked
+
+    async def close(self) -> None:
+        """Send what still waits to be sent, then close the connections."""
+        for waiting in tuple(self.waiting):
+            waiting.abandon()
+        self.watch.close()
+        for coalescer in (self.submits, self.cancels):
+            await coalescer.flush()
+        await self._subscriber.close()
+        await self._connections.close()

@@ -1,1 +1,83 @@
-"""What a service imports to push requests and read tokens."""
+"""What a service imports to push requests and read tokens.
+
+::
+
+    async with Client("redis://localhost:6379/0", queue="smollm2") as fleet:
+        async with fleet.stream(GenerateRequest(prompt="The capital of France is", max_tokens=32)) as tokens:
+            async for delta in tokens:
+                print(delta.text, end="")
+        print(tokens.result.finish_reason, tokens.result.usage)
+
+`streamfleet_producer.blocking` has the same for programs without an event loop.
+"""
+
+from streamfleet_common.broker import Depth
+from streamfleet_common.errors import (
+    BrokerUnavailable,
+    Cancelled,
+    Conflict,
+    DeadlineExceeded,
+    GenerationFailed,
+    IncompleteGeneration,
+    InvalidRequest,
+    ModelNotFound,
+    QueueFull,
+    RequestNotFound,
+    StreamfleetError,
+    TooLong,
+    Undecodable,
+    Unsupported,
+)
+from streamfleet_common.schemas import (
+    Card,
+    ChatMessage,
+    Choice,
+    Delta,
+    End,
+    GenerateRequest,
+    Limits,
+    Prefill,
+    Restart,
+    Sampling,
+    Start,
+    Timing,
+    Usage,
+)
+from streamfleet_producer.client import Client
+from streamfleet_producer.ticket import Status, Ticket
+from streamfleet_producer.token_stream import TokenStream
+
+__all__ = [
+    "BrokerUnavailable",
+    "Cancelled",
+    "Card",
+    "ChatMessage",
+    "Choice",
+    "Client",
+    "Conflict",
+    "DeadlineExceeded",
+    "Delta",
+    "Depth",
+    "End",
+    "GenerateRequest",
+    "GenerationFailed",
+    "IncompleteGeneration",
+    "InvalidRequest",
+    "Limits",
+    "ModelNotFound",
+    "Prefill",
+    "QueueFull",
+    "RequestNotFound",
+    "Restart",
+    "Sampling",
+    "Start",
+    "Status",
+    "StreamfleetError",
+    "Ticket",
+    "Timing",
+    "TokenStream",
+    "TooLong",
+    "Undecodable",
+    "Unsupported",
+    "Usage",
+]

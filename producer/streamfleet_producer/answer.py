@@ -1,0 +1,211 @@
+"""The end of one request, for a caller who wants nothing before it."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Sequence
+from types import TracebackType
+
+from streamfleet_common.broker import Submitted
+from streamfleet_common.errors import (
+    BrokerUnavailable,
+    Cancelled,
+    DeadlineExceeded,
+    IncompleteGeneration,
+    InvalidRequest,
+    StreamfleetError,
+    Undecodable,
+)
+from streamfleet_common.frames import Frame
+from streamfleet_common.records import Record
+from streamfleet_common.schemas import End
+from streamfleet_producer.link import Link
+from streamfleet_producer.ticket import failure_of
+
+
+class Answer:
+    """Listens on a request's channel for its end, and asks the record whenever a message may be missing.
+
+    `future` gives the `End`, or fails with the error that the end stands for; with DeadlineExceeded,
+    IncompleteGeneration (the record vanished), Cancelled (the client was closed) or BrokerUnavailable.
+    """
+
+    def __init__(self, link: Link, rid: str) -> None:
+        self.rid = rid
+        self.future: asyncio.Future[End] = asyncio.get_running_loop().create_future()
+        self.heard_at = 0.0
+        self.deadline_at = math.inf
+        self.late_at = math.inf
+        self._link = link
+        self._owned = False
+        self._ended = False
+        self._armed = False
+        self._doubtful = False
+        self._asking = False
+        self._is_late = False
+        self._outage_since = math.inf
+
+    def accepted(self, submitted: Submitted, *, keyed: bool, deadline_s: float, late_at: float) -> None:
+        """Begin to worry: the request exists. It is ours to cancel, unless its key was used before."""
+        joined = submitted.outcome == "duplicate"
+        self._owned = not (joined and keyed)
+        deadline_at = asyncio.get_running_loop().time() + deadline_s
+        late_at = min(late_at, deadline_at + self._link.patience.grace_s)
+        self.arm(deadline_at=deadline_at, late_at=late_at, doubtful=joined)
+
+    def arm(self, *, deadline_at: float, late_at: float, doubtful: bool) -> None:
+        """Begin to worry. Times are the loop's, in seconds; `doubtful` asks the record at once."""
+        if self.future.done():
+            return
+        self._armed = True
+        self.heard_at = asyncio.get_running_loop().time()
+        self.deadline_at, self.late_at = deadline_at, late_at
+        self._link.watch.add(self)
+        if doubtful or self._doubtful:
+            self._ask()
+
+    def leave(self) -> None:
+        """Stop waiting; cancel the request if it is ours and has not ended."""
+        self._link.watch.discard(self)
+        if self._owned and not self._ended:
+            self._link.cancels.post(self.rid)
+        if not self.future.cancel() and not self.future.cancelled():
+            self.future.exception()  # nobody may have asked, and that is no news
+
+    def abandon(self) -> None:
+        self._fail(Cancelled("the client was closed while this was waited for"))
+
+    # --- a Listener
+
+    def heard(self, data: bytes) -> None:
+        if self.future.done():
+            return
+        self.heard_at = asyncio.get_running_loop().time()
+        try:
+            frame = Frame.parse(data)
+        except Undecodable:
+            self._ask()  # whatever that was: the record tells
+            return
+        if frame.is_end:
+            if frame.body:
+                self._take(frame)
+            else:
+                self._ask()  # too large for a channel
+
+    def missed(self) -> None:
+        self._ask()
+
+    # --- Watched
+
+    def silent(self) -> None:
+        self._ask()
+
+    def late(self) -> None:
+        self._is_late = True
+        self._ask()
+
+    # --- outcomes
+
+    def _take(self, frame: Frame) -> None:
+        self._ended = True
+        try:
+            end = end_of(frame)
+        except InvalidRequest as error:
+            self._fail(error)
+            return
+        failure = failure_of(end)
+        if failure is None:
+            self.future.set_result(end)
+        else:
+            self._fail(failure)
+
+    def _fail(self, error: StreamfleetError) -> None:
+        if not self.future.done():
+            self.future.set_exception(error)
+
+    def _ask(self) -> None:
+        if self.future.done():
+            return
+        self._doubtful = True
+        if self._armed and not self._asking:
+            self._asking, self._doubtful = True, False
+            self._link.records.put(self.rid).add_done_callback(self._told)
+
+    def _told(self, told: asyncio.Future[Record | None]) -> None:
+        self._asking = False
+        if told.cancelled():
+            return
+        error = told.exception()
+        if self.future.done():
+            return
+        if isinstance(error, BrokerUnavailable):
+            self._outage(error)
+        elif error is not None:
+            self.future.set_exception(error)
+        else:
+            self._outage_since = math.inf
+            record = told.result()
+            if record is None:
+                self._fail(vanished())
+            elif record.end is not None:
+                self._take(record.end)
+            elif self._is_late:
+                self._fail(too_late())
+            elif self._doubtful:
+                self._ask()  # a doubt that came while the answer was on its way
+
+    def _outage(self, error: BrokerUnavailable) -> None:
+        now = asyncio.get_running_loop().time()
+        self._outage_since = min(self._outage_since, now)
+        if self._is_late:
+            self._fail(too_late())
+        elif now - self._outage_since >= self._link.patience.outage_s:
+            self._fail(error)
+        # Otherwise the watch, or the subscriber when it is back, asks again.
+
+
+class Answers:
+    """Answers that are waited for together: one round trip to listen, and none left behind."""
+
+    def __init__(self, link: Link, rids: Sequence[str]) -> None:
+        self._link = link
+        self._answers = [Answer(link, rid) for rid in rids]
+
+    async def __aenter__(self) -> list[Answer]:
+        await self._link.listen([(answer.rid, answer) for answer in self._answers])
+        self._link.waiting.update(self._answers)
+        return self._answers
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._link.waiting.difference_update(self._answers)
+        for answer in self._answers:
+            answer.leave()
+        await self._link.leave([(answer.rid, answer) for answer in self._answers])
+
+
+def end_of(frame: Frame) -> End:
+    """The end in a frame.
+
+    Raises:
+        Undecodable, InvalidRequest: there is none.
+    """
+    end = frame.event()
+    if not isinstance(end, End):
+        raise Undecodable("the last event of a request is no end: was the record written by hand?")
+    return end
+
+
+def vanished() -> IncompleteGeneration:
+    """The error of a request whose record is gone before its end was read."""
+    return IncompleteGeneration(
+        "Redis no longer knows this request: it lost data, or the result's time ran out before it was read. "
+        "Send the request again"
+    )
+
+
+def too_late() -> DeadlineExceeded:
+    """The error of a request that was given up."""
+    return DeadlineExceeded("no answer in time: allow more time, or start more workers")

@@ -1,0 +1,395 @@
+"""Client: what a service talks to the fleet with."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Literal, Self, Unpack, overload
+
+from streamfleet_common import codec
+from streamfleet_common.broker import Depth, Submission, Submitted
+from streamfleet_common.connections import Connections
+from streamfleet_common.errors import InvalidRequest, ModelNotFound, StreamfleetError
+from streamfleet_common.records import Record
+from streamfleet_common.schemas import Card, End, GenerateRequest, State
+from streamfleet_producer.answer import Answers
+from streamfleet_producer.catalogue import CARD_LIFE_S
+from streamfleet_producer.intake import Intake, checked, not_found
+from streamfleet_producer.link import GRACE_S, OUTAGE_S, SILENCE_S, Link, Patience
+from streamfleet_producer.ticket import DEADLINE_S, Options, Status, Ticket
+from streamfleet_producer.token_stream import MAX_BYTES, MAX_FRAMES, TokenStream
+
+
+class Client:
+    """Submits requests to one queue and reads their answers; `async with` it, or `open` and `close`.
+
+    It connects when it is first used. All times are seconds. Safe for any number of tasks on one event loop.
+
+    `secret` is the tenant's, for the ids of requests with an idempotency key; without one the ids follow from
+    the tenant's name and the key, so that whoever knows both knows the id. `max_request_bytes` bounds an
+    encoded request, as the workers' own limits do. `silence_s`: after so long without a message the record is
+    asked, in case one was lost. `grace_s`: how long after its deadline an answer is waited for. `outage_s`:
+    how long Redis may be away while an accepted request is waited for. `card_life_s`: how long the workers'
+    cards are believed.
+
+    Raises:
+        InvalidRequest: the queue's or the tenant's name is none.
+        BrokerUnavailable: from every method, if Redis cannot be reached or refuses to work.
+    """
+
+    def __init__(
+        self,
+        url: str = "redis://localhost:6379/0",
+        queue: str = "default",
+        *,
+        tenant: str = "default",
+        secret: bytes | str | None = None,
+        max_request_bytes: int = codec.MAX_REQUEST_BYTES,
+        max_connections: int = 16,
+        silence_s: float = SILENCE_S,
+        grace_s: float = GRACE_S,
+        outage_s: float = OUTAGE_S,
+        card_life_s: float = CARD_LIFE_S,
+    ) -> None:
+        self._intake = Intake(queue, tenant, secret, max_request_bytes)
+        self.url = url
+        self.queue = queue
+        self.tenant = tenant
+        self._max_connections = max_connections
+        self._patience = Patience(silence_s, grace_s, outage_s)
+        self._card_life_s = card_life_s
+        self._link: Link | None = None
+
+    # --- life
+
+    async def open(self) -> Self:
+        """Make ready; nothing connects before it is used."""
+        if self._link is None:
+            connections = Connections.open(self.url, max_connections=self._max_connections)
+            self._link = Link(
+                connections,
+                self.queue,
+                self.tenant,
+                patience=self._patience,
+                card_life_s=self._card_life_s,
+            )
+        return self
+
+    async def close(self) -> None:
+        """Close the connections. Whoever still waits gets `Cancelled`, and his request is cancelled."""
+        link, self._link = self._link, None
+        if link is not None:
+            await link.close()
+
+    async def __aenter__(self) -> Self:
+        return await self.open()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    # --- the answer as it comes
+
+    def stream(
+        self,
+        request: GenerateRequest,
+        *,
+        idempotency_key: str | None = None,
+        max_buffered_frames: int = MAX_FRAMES,
+        max_buffered_bytes: int = MAX_BYTES,
+        **options: Unpack[Options],
+    ) -> TokenStream:
+        """Submit a request when entered, and give its events as they come; see `TokenStream` and `Options`.
+
+        With an idempotency key that was used before, the existing request is joined: its events come from
+        the first one on, and leaving early does not cancel it. What a slow reader leaves lying is kept up to
+        the two bounds, and read from the log beyond them.
+
+        Raises, when entered:
+            ModelNotFound, Unsupported, InvalidRequest, TooLong: no worker would take it.
+            QueueFull: try again after `retry_after` seconds.
+            Conflict: the idempotency key was used for another request.
+        """
+        link = self._open_link()
+
+        async def opening(tokens: TokenStream) -> Ticket:
+            submission = await self._intake.prepare(
+                link.catalogue, request, stream=True, key=idempotency_key, options=options
+            )
+            tokens.id = submission.envelope.rid
+            await link.listen([(tokens.id, tokens)])
+            try:
+                submitted = await link.submit(submission)
+            except BaseException:
+                await tokens.release()
+                raise
+            joined = submitted.outcome == "duplicate"
+            tokens.owned = not (joined and idempotency_key is not None)
+            deadline_at = _now() + options.get("deadline_s", DEADLINE_S)
+            tokens.arm(deadline_at=deadline_at, late_at=deadline_at + self._patience.grace_s, doubtful=joined)
+            return _ticket(tokens.id, submitted)
+
+        return TokenStream(
+            link,
+            opening,
+            on_restart=options.get("on_restart", "restart"),
+            max_frames=max_buffered_frames,
+            max_bytes=max_buffered_bytes,
+        )
+
+    def attach(self, id: str) -> TokenStream:  # noqa: A002 (the word of the whole API)
+        """The events of a request that was submitted before, from the first one on.
+
+        They are kept in a log if it was submitted to stream, until a minute after its end; of any other the
+        whole text comes as one delta. Leaving early does not cancel the request.
+
+        Raises, when entered:
+            RequestNotFound: the tenant has no such request, or its result has expired.
+        """
+        link = self._open_link()
+
+        async def opening(tokens: TokenStream) -> Ticket:
+            record = await self._record(link, id)
+            tokens.id = id
+            await link.listen([(id, tokens)])
+            deadline_at = _deadline_at(record)
+            tokens.arm(deadline_at=deadline_at, late_at=deadline_at + self._patience.grace_s, doubtful=True)
+            return Ticket(id, record.state, duplicate=True, depth=0)
+
+        return TokenStream(link, opening)
+
+    # --- the answer when it is there
+
+    async def run(
+        self,
+        request: GenerateRequest,
+        *,
+        timeout: float | None = None,  # noqa: ASYNC109 (asyncio's own could not tell the fleet to stop)
+        idempotency_key: str | None = None,
+        **options: Unpack[Options],
+    ) -> End:
+        """Submit a request and wait for its answer; see `Options`.
+
+        After `timeout` seconds the request is given up and cancelled; no worker begins it later than that.
+        With an idempotency key that was used before, the existing request's answer is waited for.
+
+        Raises:
+            ModelNotFound, Unsupported, InvalidRequest, TooLong: no worker would take it, or could do it.
+            QueueFull: try again after `retry_after` seconds.
+            Conflict: the idempotency key was used for another request.
+            DeadlineExceeded: no answer before the timeout, or before the deadline and its grace.
+            Cancelled, GenerationFailed, IncompleteGeneration: how it ended.
+        """
+        link = self._open_link()
+        late_at = _late_at(timeout)
+        if timeout is not None:
+            options.setdefault("deadline_s", timeout)
+        submission = await self._intake.prepare(
+            link.catalogue, request, stream=False, key=idempotency_key, options=options
+        )
+        async with Answers(link, [submission.envelope.rid]) as (answer,):
+            submitted = await link.submit(submission)
+            answer.accepted(
+                submitted,
+                keyed=idempotency_key is not None,
+                deadline_s=options.get("deadline_s", DEADLINE_S),
+                late_at=late_at,
+            )
+            return await answer.future
+
+    @overload
+    async def run_many(
+        self,
+        requests: Sequence[GenerateRequest],
+        *,
+        timeout: float | None = None,  # noqa: ASYNC109 (as in `run`)
+        idempotency_keys: Sequence[str] | None = None,
+        return_exceptions: Literal[False] = False,
+        **options: Unpack[Options],
+    ) -> list[End]: ...
+
+    @overload
+    async def run_many(
+        self,
+        requests: Sequence[GenerateRequest],
+        *,
+        timeout: float | None = None,  # noqa: ASYNC109 (as in `run`)
+        idempotency_keys: Sequence[str] | None = None,
+        return_exceptions: Literal[True],
+        **options: Unpack[Options],
+    ) -> list[End | StreamfleetError]: ...
+
+    async def run_many(
+        self,
+        requests: Sequence[GenerateRequest],
+        *,
+        timeout: float | None = None,  # noqa: ASYNC109 (as in `run`)
+        idempotency_keys: Sequence[str] | None = None,
+        return_exceptions: bool = False,
+        **options: Unpack[Options],
+    ) -> list[End] | list[End | StreamfleetError]:
+        """Submit requests together and wait for all answers, in the order of the requests.
+
+        One round trip subscribes, one submits (up to 512 requests or 8 MiB). With `return_exceptions` a
+        failure takes the place of its answer; otherwise the first one is raised, and what is still open is
+        cancelled.
+        Raises as `run` does.
+        """
+        link = self._open_link()
+        late_at = _late_at(timeout)
+        if timeout is not None:
+            options.setdefault("deadline_s", timeout)
+        keys: Sequence[str | None] = [None] * len(requests) if idempotency_keys is None else idempotency_keys
+        if len(keys) != len(requests):
+            raise InvalidRequest(f"{len(keys)} idempotency keys for {len(requests)} requests: give one each")
+        outcomes: dict[int, End | StreamfleetError] = {}
+        submissions: dict[int, Submission] = {}
+        for place, (request, key) in enumerate(zip(requests, keys, strict=True)):
+            try:
+                submissions[place] = await self._intake.prepare(
+                    link.catalogue, request, stream=False, key=key, options=options
+                )
+            except (InvalidRequest, ModelNotFound) as error:
+                outcomes[place] = _excused(error, return_exceptions)
+        async with Answers(link, [one.envelope.rid for one in submissions.values()]) as answers:
+            waiting: dict[int, asyncio.Future[End]] = {}
+            batch = await link.submit_all(list(submissions.values()))
+            refusals = [link.refusal(submitted) for submitted in batch]
+            # All of them first: what was accepted has to be cancelled if another's refusal is raised.
+            for place, answer, submitted, refusal in zip(submissions, answers, batch, refusals, strict=True):
+                if refusal is None:
+                    answer.accepted(
+                        submitted,
+                        keyed=keys[place] is not None,
+                        deadline_s=options.get("deadline_s", DEADLINE_S),
+                        late_at=late_at,
+                    )
+                    waiting[place] = answer.future
+            for place, refusal in zip(submissions, refusals, strict=True):
+                if refusal is not None:
+                    outcomes[place] = _excused(refusal, return_exceptions)
+            ended = await asyncio.gather(*waiting.values(), return_exceptions=return_exceptions)
+            for place, outcome in zip(waiting, ended, strict=True):
+                if not isinstance(outcome, End | StreamfleetError):
+                    raise outcome
+                outcomes[place] = outcome
+        return [outcomes[place] for place in range(len(requests))]
+
+    # --- now, and later
+
+    async def submit(
+        self,
+        request: GenerateRequest,
+        *,
+        idempotency_key: str | None = None,
+        stream: bool = False,
+        **options: Unpack[Options],
+    ) -> Ticket:
+        """Submit a request and come back for it later, with the ticket's `id`; see `Options`.
+
+        `stream` keeps a log of its events, to be read with `attach`.
+
+        Raises:
+            ModelNotFound, Unsupported, InvalidRequest, TooLong: no worker would take it.
+            QueueFull: try again after `retry_after` seconds.
+            Conflict: the idempotency key was used for another request.
+        """
+        link = self._open_link()
+        submission = await self._intake.prepare(
+            link.catalogue, request, stream=stream, key=idempotency_key, options=options
+        )
+        return _ticket(submission.envelope.rid, await link.submit(submission))
+
+    async def result(
+        self,
+        id: str,  # noqa: A002
+        timeout: float | None = None,  # noqa: ASYNC109 (asyncio's own would not read the record once more)
+    ) -> End:
+        """The answer of a request submitted before; waits for it, for `timeout` seconds at most.
+
+        Raises:
+            RequestNotFound: the tenant has no such request, or its result has expired.
+            DeadlineExceeded: no answer in time. The request goes on: ask again, or cancel it.
+            Cancelled, GenerationFailed, InvalidRequest, …: how it ended.
+        """
+        link = self._open_link()
+        late_at = _late_at(timeout)
+        record = await self._record(link, id)
+        async with Answers(link, [id]) as (answer,):
+            deadline_at = _deadline_at(record)
+            late_at = min(late_at, deadline_at + self._patience.grace_s)
+            answer.arm(deadline_at=deadline_at, late_at=late_at, doubtful=True)
+            return await answer.future
+
+    async def cancel(self, id: str) -> State:  # noqa: A002
+        """Cancel a request, waiting or running. Gives "cancelled", or how it had ended before.
+
+        Raises:
+            RequestNotFound: the tenant has no such request, or its result has expired.
+        """
+        link = self._open_link()
+        state = await link.cancels.put(checked(id))
+        if state is None:
+            raise not_found()
+        return state
+
+    async def status(self, id: str) -> Status:  # noqa: A002
+        """Where a request stands.
+
+        Raises:
+            RequestNotFound: the tenant has no such request, or its result has expired.
+        """
+        return Status.of(id, self.queue, await self._record(self._open_link(), id))
+
+    # --- the fleet
+
+    async def models(self) -> list[Card]:
+        """The cards of the workers that live now: what they serve, with their limits."""
+        return list(await self._open_link().catalogue.read())
+
+    async def depth(self) -> Depth:
+        """Accepted and unfinished requests of the queue."""
+        return await self._open_link().broker.depth()
+
+    async def queues(self) -> list[str]:
+        """Every queue that a worker has ever announced, by name."""
+        return await self._open_link().broker.queues()
+
+    # --- parts
+
+    def _open_link(self) -> Link:
+        if self._link is None:
+            raise RuntimeError("the client is not open: use `async with Client(…)`, or await its open()")
+        return self._link
+
+    async def _record(self, link: Link, rid: str) -> Record:
+        record = await link.record(checked(rid))
+        if record is None:
+            raise not_found()
+        return record
+
+
+def _excused(error: StreamfleetError, return_exceptions: bool) -> StreamfleetError:
+    if not return_exceptions:
+        raise error
+    return error
+
+
+def _ticket(rid: str, submitted: Submitted) -> Ticket:
+    return Ticket(rid, submitted.state, submitted.outcome == "duplicate", submitted.depth)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def _late_at(timeout: float | None) -> float:
+    return math.inf if timeout is None else _now() + timeout
+
+
+def _deadline_at(record: Record) -> float:
+    # The server's clock is not ours: the whole span, counted from now on, is an upper bound.
+    return _now() + max(0, record.deadline_at_ms - record.accepted_at_ms) / 1000

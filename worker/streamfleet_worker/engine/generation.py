@@ -12,16 +12,14 @@ from typing import TYPE_CHECKING
 from streamfleet_common.errors import (
     DeadlineExceeded,
     GenerationFailed,
-    InvalidRequest,
-    ModelNotFound,
     StreamfleetError,
-    TooLong,
 )
 from streamfleet_common.schemas import EndState, Prefill, Request
 from streamfleet_worker.engine import sampler
 from streamfleet_worker.engine.base import Arrival, EngineInfo, Key, Output, Room, Step
 from streamfleet_worker.engine.detokenizer import Detokenizer, IncrementalDecoder
 from streamfleet_worker.engine.model_runner import ModelRunner
+from streamfleet_worker.engine.preparer import Preparer
 from streamfleet_worker.engine.scheduler import Scheduler, padded
 from streamfleet_worker.engine.sequence import Prepared, Sequence
 
@@ -75,6 +73,7 @@ class GenerationEngine:
             max_seq_len=limit,
             vocab_size=loaded.vocab_size,
         )
+        self._preparer = Preparer(loaded.tokenizer, self._info)
         self._tokenizer = loaded.tokenizer
         self._eos_token_ids = loaded.eos_token_ids
         self._clock = clock
@@ -111,37 +110,7 @@ class GenerationEngine:
             Unsupported: it has messages, and the model no chat template.
             InvalidRequest: an empty prompt, a token id out of range, messages the template refuses.
         """
-        if request.model is not None and request.model != self._info.model:
-            raise ModelNotFound(
-                f"this worker serves {self._info.model!r}, not {request.model!r}",
-                known=[self._info.model],
-            )
-        if request.messages is not None:
-            ids = self._tokenizer.render(request.messages)
-        elif request.prompt is not None:
-            ids = self._tokenizer.encode(request.prompt)
-        else:
-            ids = list(request.prompt_token_ids or ())
-        if not ids:
-            raise InvalidRequest("the prompt has no tokens: there is nothing to continue")
-        self._check_ids("prompt_token_ids", ids)
-        self._check_ids("stop_token_ids", request.stop_token_ids)
-        if len(ids) + request.max_tokens > self._info.max_seq_len:
-            raise TooLong(
-                prompt_tokens=len(ids),
-                max_tokens=request.max_tokens,
-                limit=self._info.max_seq_len,
-            )
-        return Prepared(
-            prompt_token_ids=tuple(ids),
-            max_tokens=request.max_tokens,
-            sampling=request.sampling,
-            stop=request.stop,
-            include_stop=request.include_stop,
-            stop_token_ids=frozenset(request.stop_token_ids),
-            logprobs=request.logprobs,
-            prompt_logprobs=request.prompt_logprobs,
-        )
+        return self._preparer.prepare(request)
 
     def add(self, arrivals: Mapping[Key, Arrival]) -> None:
         """Take requests in; a key that is here already is ignored."""
@@ -191,16 +160,6 @@ class GenerationEngine:
         del self._runner, self._scheduler
 
     # --- arrival ----------------------------------------------------------------------------
-
-    def _check_ids(self, name: str, ids: Collection[int]) -> None:
-        limit = self._info.vocab_size
-        faults = [
-            f"{name}.{place}: token id {token_id} is not below the vocabulary size of {limit}"
-            for place, token_id in enumerate(ids)
-            if not 0 <= token_id < limit
-        ]
-        if faults:
-            raise InvalidRequest(faults[0], problems=faults[:10], limit=limit)
 
     def _sequence(self, key: Key, arrival: Arrival, now: float) -> Sequence:
         prepared: Prepared = arrival.prepared

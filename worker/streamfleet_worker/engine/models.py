@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import inspect
 import logging
-import platform
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,8 +16,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Dynami
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from transformers.utils import logging as transformers_logging
 
-from streamfleet_common.errors import DeviceUnavailable, ModelLoadFailed, TokenizerFailed
+from streamfleet_common.errors import ModelLoadFailed, TokenizerFailed
 from streamfleet_worker.engine import smollm2
+from streamfleet_worker.engine.devices import describe, find_device, find_precision
 from streamfleet_worker.engine.kv_cache import LayerShape
 from streamfleet_worker.engine.tokenizer import Tokenizer
 
@@ -27,11 +27,6 @@ log = logging.getLogger(__name__)
 Progress = Callable[[str], None]
 """Told, in words, what takes a while."""
 
-PRECISIONS = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
 PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".h5", ".msgpack")
 """Weight files that may run code when read, or that need another framework."""
 
@@ -127,66 +122,6 @@ def load(
         vocab_size=model.get_input_embeddings().num_embeddings,
         weights_bytes=sum(t.numel() * t.element_size() for t in model.parameters()),
     )
-
-
-def set_threads(threads: int) -> None:
-    """Let torch use this many CPU threads in one operation.
-
-    One is right when a worker runs per core; more pay off on an otherwise idle machine only.
-    """
-    torch.set_num_threads(threads)
-
-
-def find_device(name: str) -> torch.device:
-    """The device by its name.
-
-    Raises:
-        DeviceUnavailable: there is no such device here.
-    """
-    has_cuda, has_mps = torch.cuda.is_available(), torch.backends.mps.is_available()
-    if name == "auto":
-        return torch.device("cuda" if has_cuda else "mps" if has_mps else "cpu")
-    match = re.fullmatch(r"(cpu|mps|cuda(:(?P<index>[0-9]+))?)", name)
-    if match is None:
-        raise DeviceUnavailable(f"no device {name!r}: name auto, cpu, cuda, cuda:<number> or mps")
-    if name == "mps" and not has_mps:
-        raise DeviceUnavailable("device mps is not to be had here: it takes a Mac with Apple silicon")
-    if name.startswith("cuda"):
-        if not has_cuda:
-            raise DeviceUnavailable(
-                "device cuda is not to be had: no NVIDIA GPU is visible, or this torch "
-                f"({torch.__version__}) was built without CUDA. Use device auto or cpu"
-            )
-        if int(match["index"] or 0) >= torch.cuda.device_count():
-            raise DeviceUnavailable(f"no device {name}: {torch.cuda.device_count()} are visible")
-    return torch.device(name)
-
-
-def find_precision(name: str, device: torch.device) -> torch.dtype:
-    """The type of the weights by its name.
-
-    Raises:
-        DeviceUnavailable: there is no such type, or the device has no arithmetic in it.
-    """
-    if name == "auto":
-        return torch.float32 if device.type == "cpu" else torch.bfloat16
-    if name not in PRECISIONS:
-        raise DeviceUnavailable(f"no precision {name!r}: name auto, {', '.join(PRECISIONS)}")
-    if name == "bfloat16" and device.type == "cuda" and not torch.cuda.is_bf16_supported():
-        raise DeviceUnavailable(f"{describe(device)} has no bfloat16: use float16 or float32")
-    return PRECISIONS[name]
-
-
-def describe(device: torch.device) -> str:
-    """The device in words."""
-    if device.type == "cuda":
-        return f"{torch.cuda.get_device_name(device)} (cuda:{device.index or 0})"
-    if device.type == "mps":
-        return f"Apple GPU (mps, {platform.machine()})"
-    info = Path("/proc/cpuinfo")
-    found = re.search(r"model name\s*:\s*(.+)", info.read_text()) if info.exists() else None
-    model = found[1] if found else platform.processor() or platform.machine()
-    return f"CPU ({model}, {torch.get_num_threads()} of its threads)"
 
 
 def _find(reference: str, progress: Progress) -> _Source:

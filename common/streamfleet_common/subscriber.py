@@ -2,6 +2,9 @@
 
 Pub/sub forgets: what is published while a connection is down is gone. So the connection's own liveness is
 checked, it is made anew when it fails, and everybody on it is told that something may be missing.
+
+The library's own `PubSub` is not used: it keeps every channel it was ever asked for until the server's
+answer passes through its message loop, reconnects by itself, and knows one caller at a time.
 """
 
 from __future__ import annotations
@@ -9,11 +12,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Iterable
-from typing import Protocol
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Protocol
 
-from redis.asyncio.client import PubSub
-from redis.exceptions import RedisError
+from redis.exceptions import AuthenticationError, NoPermissionError, RedisError
 
 from streamfleet_common.connections import Connections, redacted
 from streamfleet_common.errors import BrokerUnavailable
@@ -33,18 +37,33 @@ class Listener(Protocol):
         """The connection was lost and is back: messages may be missing."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Ear:
+    """One listener on one channel; `ready` is done once the server has confirmed the subscription."""
+
+    listener: Listener
+    ready: asyncio.Future[None]
+
+
 class Subscriber:
-    """Subscriptions by exact channel name, one listener each."""
+    """Subscriptions by exact channel name; a channel may have several listeners.
+
+    Callers change only what is wanted (`_ears`); one task writes it to the server, one reads. So nobody who
+    is cancelled can break the connection, and what is wanted at one moment goes out in one command.
+    """
 
     def __init__(self, connections: Connections) -> None:
         self._connections = connections
-        self._listeners: dict[str, Listener] = {}
-        self._confirmed: dict[str, asyncio.Future[None]] = {}
-        self._pubsub: PubSub | None = None
+        self._ears: dict[str, list[_Ear]] = {}
         self._task: asyncio.Task[None] | None = None
-        self._connected = asyncio.Event()
         self._failure: Exception | None = None
-        self._heard_at = 0.0
+        self._changed: set[str] = set()
+        self._wake = asyncio.Event()
+        self._ping = False
+        # What the server knows of us on the present connection:
+        self._asked: set[str] = set()  # channels whose last command was SUBSCRIBE
+        self._owed: Counter[str] = Counter()  # confirmations still to come, by channel
+        self._live: set[str] = set()  # asked, and every confirmation has come
 
     async def subscribe(self, listeners: Iterable[tuple[str, Listener]], timeout_s: float = 5.0) -> None:
         """Listen on channels, all in one command, and wait until the server has confirmed every one.
@@ -52,99 +71,155 @@ class Subscriber:
         Raises:
             BrokerUnavailable: not confirmed within `timeout_s`; nothing is listened to then.
         """
-        new = dict(listeners)
         loop = asyncio.get_running_loop()
-        for channel, listener in new.items():
-            self._listeners[channel] = listener
-            self._confirmed[channel] = loop.create_future()
-        waiting = [self._confirmed[channel] for channel in new]
-        if self._task is None:
+        new = [(channel, _Ear(listener, loop.create_future())) for channel, listener in listeners]
+        for channel, ear in new:
+            self._ears.setdefault(channel, []).append(ear)
+            if channel in self._live:
+                ear.ready.set_result(None)
+        self._change(channel for channel, _ in new)
+        if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._run(), name="subscriber")
-        elif self._pubsub is not None and self._connected.is_set():
-            with contextlib.suppress(RedisError, OSError):
-                # If this fails, so does the reading, and the new connection subscribes to all.
-                await self._pubsub.subscribe(*new)
         try:
             async with asyncio.timeout(timeout_s):
-                await asyncio.gather(*waiting)
-        except TimeoutError:
-            await self.unsubscribe(new)
-            raise BrokerUnavailable(
-                f"Redis at {redacted(self._connections.url)} cannot be reached for subscriptions "
-                f"({self._failure or 'no answer'}): is it running, and is the URL right?",
-                reason="unreachable",
-            ) from self._failure
-        except asyncio.CancelledError:
-            await self.unsubscribe(new)
+                await asyncio.gather(*(ear.ready for _, ear in new))
+        except BaseException as error:
+            for channel, ear in new:
+                self._remove(channel, ear)
+            if isinstance(error, (TimeoutError, RedisError)):
+                raise self._unavailable(error) from self._failure
             raise
 
-    async def unsubscribe(self, channels: Iterable[str]) -> None:
-        """Stop listening; messages already on their way are dropped."""
-        gone = [channel for channel in channels if self._listeners.pop(channel, None) is not None]
-        for channel in gone:
-            future = self._confirmed.pop(channel, None)
-            if future is not None:
-                future.cancel()
-        if gone and self._pubsub is not None and self._connected.is_set():
-            with contextlib.suppress(RedisError, OSError):
-                await self._pubsub.unsubscribe(*gone)
+    async def unsubscribe(self, channels: Iterable[str], listener: Listener | None = None) -> None:
+        """Stop listening, all on these channels or one `listener`; messages on their way are dropped."""
+        for channel in channels:
+            for ear in tuple(self._ears.get(channel, ())):
+                if listener is None or ear.listener is listener:
+                    self._remove(channel, ear)
 
     async def close(self) -> None:
-        self._listeners.clear()
-        if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
-            self._task = None
-        await self._drop()
+        """Stop; whoever still waits in `subscribe` gets `BrokerUnavailable`."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task])
+        self._fail_waiting(BrokerUnavailable("the subscriber was closed", reason="closed"))
+        self._ears.clear()
+        self._changed.clear()
+
+    # --- what is wanted
+
+    def _remove(self, channel: str, ear: _Ear) -> None:
+        ears = self._ears.get(channel, [])
+        if ear not in ears:
+            return
+        ears.remove(ear)
+        if not ear.ready.done():
+            # Somebody else took the channel down: whoever waits for it need not wait any longer.
+            ear.ready.set_result(None)
+        if not ears:
+            del self._ears[channel]
+            self._change([channel])
+
+    def _change(self, channels: Iterable[str]) -> None:
+        self._changed.update(channels)
+        self._wake.set()
+
+    def _fail_waiting(self, error: Exception) -> None:
+        for ears in self._ears.values():
+            for ear in ears:
+                if not ear.ready.done():
+                    ear.ready.set_exception(error)
+
+    def _unavailable(self, error: Exception) -> BrokerUnavailable:
+        where = redacted(self._connections.url)
+        if isinstance(error, (AuthenticationError, NoPermissionError)):
+            return BrokerUnavailable(
+                f"Redis at {where} refuses subscriptions to this user: "
+                "check the name, password and ACL in the URL",
+                reason="forbidden",
+            )
+        return BrokerUnavailable(
+            f"Redis at {where} cannot be reached for subscriptions "
+            f"({self._failure or 'no answer'}): is it running, and is the URL right?",
+            reason="unreachable",
+        )
+
+    # --- the connection
 
     async def _run(self) -> None:
+        pool: Any = self._connections.pubsub.connection_pool
         failures = 0
         while True:
+            connection = None
             try:
-                pubsub = await self._connect()
-                failures = 0
-                await self._read(pubsub)
+                connection = await pool.get_connection()
+                self._failure = None
+                self._changed.update(self._ears)
+                self._wake.set()
+                await self._talk(connection)
             except (RedisError, OSError, TimeoutError) as error:
                 self._failure = error
-                await self._drop()
-                failures += 1
-                # Full jitter, so that a fleet does not come back all at once.
-                await asyncio.sleep(random.uniform(0, min(MAX_BACKOFF_S, 0.05 * 2**failures)))
+                if isinstance(error, (AuthenticationError, NoPermissionError)):
+                    self._fail_waiting(error)
+                # A connection that worked has earned a quick return.
+                failures = 1 if self._live else failures + 1
+            finally:
+                self._asked.clear()
+                self._owed.clear()
+                self._live.clear()
+                self._ping = False
+                if connection is not None:
+                    with contextlib.suppress(RedisError, OSError):
+                        await connection.disconnect(nowait=True)
+                    await pool.release(connection)
+            # Full jitter, so that a fleet does not come back all at once.
+            await asyncio.sleep(random.uniform(0, min(MAX_BACKOFF_S, 0.05 * 2 ** min(failures, 10))))
 
-    async def _connect(self) -> PubSub:
-        # The second confirmation of a subscription is the only sign of a gap, so none is hidden from us.
-        pubsub = self._pubsub = self._connections.pubsub.pubsub(ignore_subscribe_messages=False)
-        await pubsub.connect()  # type: ignore[no-untyped-call]
-        self._heard_at = asyncio.get_running_loop().time()
-        asked: set[str] = set()
-        # Whoever comes while we wait for the socket must not be forgotten.
-        while new := self._listeners.keys() - asked:
-            await pubsub.subscribe(*new)
-            asked |= new
-        self._connected.set()
-        return pubsub
+    async def _talk(self, connection: Any) -> None:
+        writing = asyncio.create_task(self._write(connection), name="subscriber-writer")
+        try:
+            await self._read(connection)
+        finally:
+            writing.cancel()
+            await asyncio.wait([writing])
 
-    async def _drop(self) -> None:
-        self._connected.clear()
-        pubsub, self._pubsub = self._pubsub, None
-        if pubsub is not None:
-            with contextlib.suppress(RedisError, OSError):
-                await pubsub.aclose()  # type: ignore[no-untyped-call]
+    async def _write(self, connection: Any) -> None:
+        try:
+            while True:
+                await self._wake.wait()
+                self._wake.clear()
+                changed, self._changed = self._changed, set()
+                new = [name for name in changed if name in self._ears and name not in self._asked]
+                gone = [name for name in changed if name not in self._ears and name in self._asked]
+                if new:
+                    self._asked.update(new)
+                    self._owed.update(new)
+                    await connection.send_command("SUBSCRIBE", *new, check_health=False)
+                if gone:
+                    self._asked.difference_update(gone)
+                    self._live.difference_update(gone)
+                    await connection.send_command("UNSUBSCRIBE", *gone, check_health=False)
+                if self._ping:
+                    self._ping = False
+                    await connection.send_command("PING", check_health=False)
+        except (RedisError, OSError):
+            # Ends the reading too, and with it this connection.
+            await connection.disconnect(nowait=True)
 
-    async def _read(self, pubsub: PubSub) -> None:
-        loop = asyncio.get_running_loop()
-        asked = False
+    async def _read(self, connection: Any) -> None:
+        silent = False
         while True:
-            reply = await pubsub.parse_response(block=False, timeout=SILENCE_S)
+            reply = await connection.read_response(
+                timeout=SILENCE_S, disconnect_on_error=False, push_request=True
+            )
             if reply is None:
-                if asked:
-                    raise TimeoutError(f"silent for {loop.time() - self._heard_at:.0f} s")
-                await pubsub.ping()
-                asked = True
+                if silent:
+                    raise TimeoutError(f"silent for {2 * SILENCE_S:.0f} s")
+                silent = self._ping = True
+                self._wake.set()
                 continue
-            asked = False
-            self._heard_at = loop.time()
+            silent = False
             self._take(reply)
 
     def _take(self, reply: object) -> None:
@@ -152,14 +227,31 @@ class Subscriber:
             return  # a pong
         kind, name, data = reply[0], reply[1], reply[2]
         if kind == b"message":
-            listener = self._listeners.get(name.decode())
-            if listener is not None:
-                listener.heard(data)
+            for ear in tuple(self._ears.get(name.decode(), ())):
+                self._tell(ear.listener.heard, data)
         elif kind == b"subscribe":
-            channel = name.decode()
-            future = self._confirmed.pop(channel, None)
-            if future is not None:
-                if not future.done():
-                    future.set_result(None)
-            elif channel in self._listeners:
-                self._listeners[channel].missed()
+            self._confirm(name.decode())
+
+    def _confirm(self, channel: str) -> None:
+        self._owed[channel] -= 1
+        if self._owed[channel] > 0:
+            return  # it was left and asked for again meanwhile; the last confirmation counts
+        del self._owed[channel]
+        if channel not in self._asked:
+            return
+        self._live.add(channel)
+        for ear in tuple(self._ears.get(channel, ())):
+            if not ear.ready.done():
+                ear.ready.set_result(None)
+            else:
+                # It was confirmed on a connection before this one.
+                self._tell(ear.listener.missed)
+
+    @staticmethod
+    def _tell(method: Callable[..., None], *args: bytes) -> None:
+        try:
+            method(*args)
+        except Exception as error:  # noqa: BLE001 (one listener's fault must not silence all the others)
+            asyncio.get_running_loop().call_exception_handler(
+                {"message": "a listener failed", "exception": error}
+            )

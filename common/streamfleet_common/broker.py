@@ -10,14 +10,16 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import random
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import re
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, TypeVar
 
 from redis import exceptions as redis_errors
 
 from streamfleet_common import codec
-from streamfleet_common.connections import Connections, redacted
+from streamfleet_common.connections import BLOCK_MS, Connections, redacted
 from streamfleet_common.errors import BrokerUnavailable, InvalidRequest, Undecodable
 from streamfleet_common.frames import Frame
 from streamfleet_common.keys import GROUP, QUEUES, Keys
@@ -40,6 +42,11 @@ ATTEMPTS = 3
 BACKOFF_S = 0.1
 CARD_LIFE_MS = 15_000
 EXPIRE_AT_ONCE = 100
+BATCH = 512
+"""Requests in one script call: Lua can unpack some 8,000 values, and other clients wait meanwhile."""
+BATCH_BYTES = 8 * 1024 * 1024
+"""Payload in one script call; Redis cuts off a client that sends more than 1 GB at once."""
+_OWNER = re.compile(r"[^|\n]{1,200}")
 
 _T = TypeVar("_T")
 _TRANSIENT = (redis_errors.ConnectionError, redis_errors.TimeoutError, redis_errors.BusyLoadingError, OSError)
@@ -181,28 +188,30 @@ class Broker:
         self, submissions: Sequence[Submission], *, max_queue_depth: int = MAX_QUEUE_DEPTH
     ) -> list[Submitted]:
         """Take requests in, or say why not. `max_queue_depth` counts only where no worker has set one."""
-        args: list[Any] = [max_queue_depth]
+        items = []
         for submission in submissions:
             envelope = submission.envelope
-            args += (
-                envelope.rid,
-                envelope.lane,
-                "s" if envelope.stream else "-",
-                envelope.deadline_ms,
-                envelope.result_ttl_ms,
-                envelope.tenant,
-                submission.digest,
-                submission.payload,
+            items.append(
+                (
+                    envelope.rid,
+                    envelope.lane,
+                    "s" if envelope.stream else "-",
+                    envelope.deadline_ms,
+                    envelope.result_ttl_ms,
+                    envelope.tenant,
+                    submission.digest,
+                    submission.payload,
+                )
             )
         outcomes: list[Submitted] = []
-        for reply in await self._call("submit", args):
+        for reply in await self._call_in_batches("submit", [max_queue_depth], items):
             outcome = reply[0].decode()
             if outcome == "accepted":
                 outcomes.append(Submitted("accepted", depth=reply[1]))
             elif outcome == "full":
                 outcomes.append(Submitted("full", depth=reply[1], limit=reply[2]))
             else:
-                outcomes.append(Submitted(outcome, state=STATES[reply[1].decode()]))
+                outcomes.append(Submitted(outcome, state=_state(reply[1])))
         return outcomes
 
     async def cancel(self, rids: Sequence[str], tenant: str) -> list[State | None]:
@@ -214,19 +223,20 @@ class Broker:
         error = Failure(code="cancelled", message="the request was cancelled")
         body = codec.encode(End(state="cancelled", error=error))
         states: list[State | None] = []
-        for reply in await self._call("cancel", [tenant, body, *rids]):
+        for reply in await self._call_in_batches("cancel", [tenant, body], [(rid,) for rid in rids]):
             outcome = reply[0].decode()
             if outcome == "ok":
                 states.append("cancelled")
             else:
-                states.append(STATES[reply[1].decode()] if outcome == "already" else None)
+                states.append(_state(reply[1]) if outcome == "already" else None)
         return states
 
     async def status(self, rids: Sequence[str], tenant: str) -> list[Record | None]:
         """The records of requests; None where the tenant has no such request, or its result has expired."""
-        raws: list[Any] = await self._ask(
-            lambda: self._commands.mget([self.keys.record(rid) for rid in rids])
-        )
+        names = [(self.keys.record(rid),) for rid in rids]
+        raws: list[Any] = []
+        for batch in _batches(names):
+            raws += await self._ask(partial(self._commands.mget, [name for (name,) in batch]))
         records = [Record.parse(raw) if raw is not None else None for raw in raws]
         return [record if record and record.tenant == tenant else None for record in records]
 
@@ -259,10 +269,24 @@ class Broker:
     ) -> list[Entry]:
         """Up to `count` new entries of each of `lanes`, in order of acceptance within a lane.
 
-        Waits up to `block_ms` for the first; None does not wait. Never cancel it: what the server has given
-        out by then would be lost until its lease runs out.
+        Waits up to `block_ms`, at most `BLOCK_MS`, for the first; None or 0 does not wait. Never cancel it:
+        what the server has given out by then would be lost until its lease runs out.
         """
-        streams: Mapping[Any, Any] = {self.keys.lane(lane): ">" for lane in lanes}
+        if count < 1 or not lanes:
+            return []
+        # Redis takes 0 for "for ever", and what comes after the socket's own limit is never seen.
+        block_ms = min(block_ms, BLOCK_MS) if block_ms else None
+        return await self._read(owner, lanes, ">", count, block_ms)
+
+    async def given(self, owner: str) -> list[Entry]:
+        """All entries given to this owner that have not ended, whether their reply arrived or not."""
+        return await self._read(owner, LANES, "0", None, None)
+
+    async def _read(
+        self, owner: str, lanes: Sequence[Lane], after: str, count: int | None, block_ms: int | None
+    ) -> list[Entry]:
+        _check_owner(owner)
+        streams: Mapping[Any, Any] = {self.keys.lane(lane): after for lane in lanes}
         try:
             replies: Any = await self._connections.reader.xreadgroup(
                 GROUP, owner, dict(streams), count=count, block=block_ms
@@ -287,47 +311,50 @@ class Broker:
         return entries
 
     async def start(self, owner: str, entries: Sequence[Entry], start: Start) -> list[Delivery | NotStarted]:
-        """Begin entries that this owner has read; repeated, it gives the same epochs again."""
+        """Begin entries that this owner has read; repeated, it gives the same epochs again.
+
+        Raises:
+            InvalidRequest: an owner whose name no record can hold.
+        """
+        _check_owner(owner)
         expired = Failure(code="deadline_exceeded", message="no worker was free before the deadline")
-        args: list[Any] = [
-            owner,
-            codec.encode(start),
-            codec.encode(End(state="expired", error=expired)),
-        ]
-        for entry in entries:
-            args += (entry.rid, entry.eid, entry.lane)
+        head = [owner, codec.encode(start), codec.encode(End(state="expired", error=expired))]
+        items = [(entry.rid, entry.eid, entry.lane) for entry in entries]
         started: list[Delivery | NotStarted] = []
-        for entry, reply in zip(entries, await self._call("start", args), strict=True):
+        for entry, reply in zip(entries, await self._call_in_batches("start", head, items), strict=True):
             outcome = reply[0].decode()
             started.append(Delivery(entry, owner, *reply[1:]) if outcome == "ok" else outcome)
         return started
 
     async def emit(self, emissions: Sequence[Emission]) -> list[bool]:
         """Publish and log events. False where the request is no longer this worker's: it must fall silent."""
-        args: list[Any] = []
-        for emission in emissions:
-            delivery = emission.delivery
-            args += (
-                delivery.entry.rid,
-                delivery.fence,
+        items = [
+            (
+                emission.delivery.entry.rid,
+                emission.delivery.fence,
                 emission.tenant,
-                f"{delivery.epoch}-{emission.seq}",
+                f"{emission.delivery.epoch}-{emission.seq}",
                 emission.body,
             )
-        return [reply == b"ok" for reply in await self._call("emit", args)]
+            for emission in emissions
+        ]
+        return [reply == b"ok" for reply in await self._call_in_batches("emit", [], items)]
 
     async def finish(self, finishes: Sequence[Finish]) -> list[bool]:
-        """End requests. False where the end was not this worker's to write, or somebody wrote one before."""
-        args: list[Any] = []
+        """End requests. False where the end was not this worker's to write, or somebody wrote one before.
+
+        A repetition after a lost reply is True again. An end over `MAX_RESULT_BYTES`, which no reader would
+        take, is replaced by a failure that says so.
+        """
+        items = []
         for finish in finishes:
-            delivery = finish.delivery
-            args += (
-                delivery.entry.rid,
-                delivery.fence,
-                LETTERS[finish.end.state],
-                codec.encode(finish.end),
-            )
-        return [reply[0] == b"ok" for reply in await self._call("finish", args)]
+            delivery, end = finish.delivery, finish.end
+            body = codec.encode(end)
+            if len(body) > codec.MAX_RESULT_BYTES:
+                end = _too_large(end, len(body))
+                body = codec.encode(end)
+            items.append((delivery.entry.rid, delivery.fence, LETTERS[end.state], body))
+        return [reply[0] == b"ok" for reply in await self._call_in_batches("finish", [], items)]
 
     async def expire(self) -> int:
         """End requests whose deadline has passed, in any state, at most `EXPIRE_AT_ONCE`; gives how many."""
@@ -346,15 +373,20 @@ class Broker:
 
     async def cards(self) -> list[Card]:
         """The cards of the workers that live now; one that cannot be read (of a far version) is left out."""
-        pipe = self._commands.pipeline(transaction=False)
-        pipe.time()
-        pipe.hgetall(self.keys.workers)
-        (seconds, micros), raws = await self._ask(pipe.execute)
+
+        def ask() -> Awaitable[Any]:
+            # Made anew for each attempt: a pipeline is empty once it has run, even in vain.
+            pipe = self._commands.pipeline(transaction=False)
+            pipe.time()
+            pipe.hgetall(self.keys.workers)
+            return pipe.execute()
+
+        (seconds, micros), raws = await self._ask(ask)
         now_ms = seconds * 1000 + micros // 1000
         cards = []
         for raw in raws.values():
             until, _, data = raw.partition(b"|")
-            if int(until) < now_ms:
+            if not until.isdigit() or int(until) < now_ms:
                 continue
             try:
                 cards.append(codec.decode_card(data))
@@ -365,22 +397,26 @@ class Broker:
     async def queues(self) -> list[str]:
         """Every queue that a worker has ever announced, by name."""
         names: list[Any] = await self._ask(lambda: self._commands.hkeys(QUEUES))
-        return sorted(name.decode() for name in names)
+        return sorted(name.decode("utf-8", "replace") for name in names)
 
     async def depth(self) -> Depth:
         """How deep the queue is. A request counts as running once a worker has read it."""
-        pipe = self._commands.pipeline(transaction=False)
-        pipe.zcard(self.keys.open)
-        pipe.hget(self.keys.control, "max_queue_depth")
-        pipe.xlen(self.keys.dead)
-        for lane in LANES:
-            pipe.xpending(self.keys.lane(lane), GROUP)
-        open_, limit, dead, *pending = await self._ask(lambda: pipe.execute(raise_on_error=False))
-        # A lane that nobody has written to yet has no group, and nothing pending.
-        running = sum(lane["pending"] for lane in pending if isinstance(lane, dict))
-        for value in (open_, dead):
+
+        def ask() -> Awaitable[list[Any]]:
+            pipe = self._commands.pipeline(transaction=False)
+            pipe.zcard(self.keys.open)
+            pipe.hget(self.keys.control, "max_queue_depth")
+            pipe.xlen(self.keys.dead)
+            for lane in LANES:
+                pipe.xpending(self.keys.lane(lane), GROUP)
+            return pipe.execute(raise_on_error=False)
+
+        open_, limit, dead, *pending = await self._ask(ask)
+        for value in (open_, limit, dead):
             if isinstance(value, Exception):
                 raise self._unavailable(value) from value
+        # A lane that nobody has written to yet has no group, and nothing pending.
+        running = sum(lane["pending"] for lane in pending if isinstance(lane, dict))
         running = min(running, open_)
         return Depth(open_ - running, running, int(limit or MAX_QUEUE_DEPTH), dead)
 
@@ -388,6 +424,18 @@ class Broker:
         await self._ask(self._commands.ping)
 
     # --- calls
+
+    async def _call_in_batches(
+        self, name: ScriptName, head: Sequence[Any], items: Sequence[tuple[Any, ...]]
+    ) -> list[Any]:
+        """One reply an item. If a later batch fails, the earlier ones stand; the whole may be repeated."""
+        replies: list[Any] = []
+        for batch in _batches(items):
+            args = [*head]
+            for item in batch:
+                args += item
+            replies += await self._call(name, args)
+        return replies
 
     async def _call(self, name: ScriptName, args: Sequence[Any]) -> Any:
         script = self._scripts[name]
@@ -419,6 +467,11 @@ class Broker:
                 f"Redis at {where} refuses this user: check the name, password and ACL in the URL",
                 reason="forbidden",
             )
+        if isinstance(error, redis_errors.ReadOnlyError):
+            return BrokerUnavailable(
+                f"Redis at {where} is a read-only replica: point the URL at the primary",
+                reason="read_only",
+            )
         if isinstance(error, _TRANSIENT):
             return BrokerUnavailable(
                 f"Redis at {where} cannot be reached ({type(error).__name__}: {error}): "
@@ -429,6 +482,47 @@ class Broker:
             f"Redis at {where} refused a command ({error}): is it Redis 7.0 or newer, or Valkey 8 or newer?",
             reason="refused",
         )
+
+
+def _batches(items: Sequence[tuple[Any, ...]]) -> Iterator[list[tuple[Any, ...]]]:
+    batch: list[tuple[Any, ...]] = []
+    size = 0
+    for item in items:
+        bytes_ = sum(len(value) for value in item if isinstance(value, bytes))
+        if batch and (len(batch) == BATCH or size + bytes_ > BATCH_BYTES):
+            yield batch
+            batch, size = [], 0
+        batch.append(item)
+        size += bytes_
+    if batch:
+        yield batch
+
+
+def _check_owner(owner: str) -> None:
+    # It becomes a field of the record, and the record's fields are split at bars.
+    if not _OWNER.fullmatch(owner):
+        raise InvalidRequest(
+            f"{owner[:200]!r} cannot name a worker: take 1 to 200 characters, no line feed and no '|'"
+        )
+
+
+def _too_large(end: End, size: int) -> End:
+    error = Failure(
+        code="generation_failed",
+        message=f"the result of {size} bytes is over max_result_bytes ({codec.MAX_RESULT_BYTES}): "
+        "ask for fewer tokens, choices or log-probabilities",
+        details={"retryable": False},
+    )
+    return end.model_copy(
+        update={"state": "failed", "error": error, "choices": (), "prefill": None, "of": 0, "last_seq": 0}
+    )
+
+
+def _state(letter: bytes) -> State:
+    try:
+        return STATES[letter.decode()]
+    except (KeyError, UnicodeDecodeError):
+        raise Undecodable("not a request's record: was the key written by hand?") from None
 
 
 def _entry(eid: str, fields: Mapping[bytes, bytes] | None, lane: Lane) -> Entry:

@@ -29,8 +29,9 @@ def encode(message: Message) -> bytes:
     fields = message.model_dump(exclude_defaults=True)
     if isinstance(message, Envelope):
         fields["request"]["kind"] = message.request.kind
-    elif "type" in type(message).model_fields:
-        fields["type"] = type(message).model_fields["type"].default
+    for name in ("type", "kind"):
+        if name in type(message).model_fields:
+            fields[name] = getattr(message, name)
     return pack(fields)
 
 

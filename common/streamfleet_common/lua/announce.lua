@@ -10,6 +10,6 @@ call('HSET', T .. ':workers', ARGV[1], string.format('%.0f', now + ARGV[3]) .. '
 call('HSET', T .. ':control', 'max_queue_depth', ARGV[4])
 local cards = call('HGETALL', T .. ':workers')
 for i = 1, #cards, 2 do
-  if tonumber(match(cards[i + 1], '^%d+')) < tonumber(now) then call('HDEL', T .. ':workers', cards[i]) end
+  if tonumber(match(cards[i + 1], '^%d+') or 0) < tonumber(now) then call('HDEL', T .. ':workers', cards[i]) end
 end
 return tonumber(now)

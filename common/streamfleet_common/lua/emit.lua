@@ -13,9 +13,16 @@ for i, rid in ipairs(rids) do
   if record and sub(record, 1, 1) == 'R' and sub(record, 15, 14 + #fence) == fence then
     replies[i] = 'ok'
     if event ~= '' then
-      local added = redis.pcall('XADD', T .. ':ev:' .. rid, id, 'f', id .. ' ' .. event)
-      -- An id at or below the top: this is the repetition of a call whose reply was lost.
-      if type(added) ~= 'table' then publish(ARGV[at + 2], rid, id, event) end
+      if log(rid, id, id .. ' ' .. event) then
+        publish(ARGV[at + 2], rid, id, event)
+        -- `start` has set the life of the log. If it has not, since the request does not stream or the log was
+        -- deleted meanwhile, nothing else would ever remove it.
+        if sub(id, -2) == '-1' and call('PTTL', T .. ':ev:' .. rid) == -1 then
+          local deadline, _, _, _, _, _, _, _, meta = open_fields(record)
+          local _, _, _, ttl = meta_fields(meta)
+          call('PEXPIRE', T .. ':ev:' .. rid, string.format('%.0f', deadline - clock() + ttl))
+        end
+      end
     end
   else
     replies[i] = 'fenced'

@@ -1,19 +1,32 @@
 #!lua flags=allow-oom
 -- End running requests, if the caller still owns them.
 -- ARGV: rid, fence, state letter, end event for each.
--- Replies one array a request: ok | already and the state letter | fenced | gone (no record).
+-- Replies one array a request: ok | already and the state letter | fenced | gone (no record). A repetition of
+-- the call that wrote the end is ok again.
 local rids = {}
 for at = 1, #ARGV, 4 do rids[#rids + 1] = ARGV[at] end
 local now = clock()
 local known = records(rids)
 local replies = {}
+
+-- Whether this very call has written the end that stands: same state, epoch and event.
+local function repeated(record, fence, letter, event)
+  local epoch = tonumber(match(fence, '^|(%d+)|'))
+  return epoch and sub(record, 2, 2) == letter and tonumber(match(record, '^E%u|(%d+)|')) == epoch + 1
+    and sub(record, -#event - 1) == ' ' .. event
+end
+
 for i, rid in ipairs(rids) do
   local at = 4 * i - 3
   local fence, record = ARGV[at + 1], known[i]
   if not record then
     replies[i] = {'gone'}
   elseif sub(record, 1, 1) == 'E' then
-    replies[i] = {'already', sub(record, 2, 2)}
+    if repeated(record, fence, ARGV[at + 2], ARGV[at + 3]) then
+      replies[i] = {'ok'}
+    else
+      replies[i] = {'already', sub(record, 2, 2)}
+    end
   elseif sub(record, 1, 1) == 'R' and sub(record, 15, 14 + #fence) == fence then
     terminal(rid, record, ARGV[at + 2], ARGV[at + 3], now)
     -- The same request twice in one batch must not end twice.

@@ -39,12 +39,20 @@ local function publish(tenant, rid, head, body)
   end
 end
 
+-- True if the log took the frame. It refuses an id at or below its top: the repetition of an earlier call. An
+-- error here must not stop the script halfway.
+local function log(rid, id, frame)
+  return type(redis.pcall('XADD', T .. ':ev:' .. rid, id, 'f', frame)) ~= 'table'
+end
+
 -- Work to be taken off the streams once for the whole batch.
 local ended = {rids = {}, entries = {}}
 
 -- The only writer of an end. The caller has checked that the record is open.
 local function terminal(rid, record, letter, body, now)
+  ended.rids[#ended.rids + 1] = rid
   local deadline, epoch, eid, owner, started, attempts, crashes, solo, meta = open_fields(record)
+  if not deadline then return end -- written by hand: it must not hold up the rest of the batch
   local accepted, lane, stream, ttl, tenant = meta_fields(meta)
   epoch = string.format('%.0f', epoch + 1)
   local head = epoch .. '-1,' .. accepted .. ',' .. started .. ',' .. now .. ',' .. attempts
@@ -52,11 +60,10 @@ local function terminal(rid, record, letter, body, now)
   call('SET', T .. ':r:' .. rid, 'E' .. letter .. '|' .. epoch .. '|' .. started .. '|' .. attempts .. '|'
     .. crashes .. '|' .. solo .. '|' .. meta .. '\n' .. frame, 'PX', ttl)
   if stream == 's' then
-    call('XADD', T .. ':ev:' .. rid, epoch .. '-1', 'f', frame)
+    log(rid, epoch .. '-1', frame)
     call('PEXPIRE', T .. ':ev:' .. rid, LOG_LINGER_MS)
   end
   publish(tenant, rid, head, body)
-  ended.rids[#ended.rids + 1] = rid
   local entries = ended.entries[lane]
   if not entries then
     entries = {}

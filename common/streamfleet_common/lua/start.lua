@@ -8,16 +8,22 @@ local now = clock()
 local rids = {}
 for at = 4, #ARGV, 3 do rids[#rids + 1] = ARGV[at] end
 local known = records(rids)
-local replies, writes, drop = {}, {}, {}
+local replies, writes, drop, seen = {}, {}, {}, {}
 
 for i, rid in ipairs(rids) do
   local eid, lane = ARGV[3 * i + 2], ARGV[3 * i + 3]
   local record = known[i]
+  -- The same entry twice in one batch gets one answer.
+  local place = rid .. ' ' .. eid
+  local earlier = seen[place]
+  seen[place] = earlier or i
   local function gone()
     drop[lane] = drop[lane] or {}
     table.insert(drop[lane], eid)
   end
-  if not record then
+  if earlier then
+    replies[i] = replies[earlier]
+  elseif not record then
     call('XACK', T .. ':s:' .. lane, 'w', eid)
     -- A repetition of this call must not bury it twice.
     if call('XDEL', T .. ':s:' .. lane, eid) == 1 then
@@ -45,10 +51,9 @@ for i, rid in ipairs(rids) do
         writes[#writes + 1] = 'R' .. deadline .. '|' .. epoch .. '|' .. eid .. '|' .. owner .. '|' .. started
           .. '|' .. attempts .. '|' .. crashes .. '|' .. solo .. '|' .. meta
         if stream == 's' then
-          local log = T .. ':ev:' .. rid
           local head = epoch .. '-0,' .. accepted .. ',' .. started .. ',' .. now .. ',' .. attempts
-          call('XADD', log, epoch .. '-0', 'f', head .. ' ' .. start_event)
-          call('PEXPIRE', log, string.format('%.0f', deadline - now + ttl))
+          log(rid, epoch .. '-0', head .. ' ' .. start_event)
+          call('PEXPIRE', T .. ':ev:' .. rid, string.format('%.0f', deadline - now + ttl))
           publish(tenant, rid, head, start_event)
         end
       end -- else the same owner asks again after a lost reply, and gets the same epoch

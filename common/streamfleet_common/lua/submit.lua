@@ -3,9 +3,24 @@
 -- KEYS[1] the tag of the shard. ARGV[1] max_queue_depth, used unless the queue's control hash sets one.
 -- Then 8 values a request: rid, lane, "s" for streaming or "-", deadline in ms from now, result ttl in ms,
 -- tenant, digest of the request, payload.
+-- Values that a record cannot hold are refused with an error, before anything is written.
 -- Replies one array a request: accepted and the depth it made | duplicate and the state letter |
 -- conflict and the state letter | full, the depth and the limit.
 local T = KEYS[1]
+local LANES = {high = true, normal = true, bulk = true}
+local find = string.find
+for at = 2, #ARGV, 8 do
+  -- The limits of `Envelope`. A record that breaks them could not be ended, nor could the rest of its batch.
+  local deadline, ttl = ARGV[at + 3], ARGV[at + 4]
+  if #ARGV % 8 ~= 1 or #ARGV[at] ~= 34 or not find(ARGV[at], '^[%da-f]+$') or not LANES[ARGV[at + 1]]
+    or not find(ARGV[at + 2], '^[s-]$')
+    or not find(deadline, '^[1-9]%d*$') or tonumber(deadline) > 86400000
+    or not find(ttl, '^[1-9]%d*$') or tonumber(ttl) > 604800000
+    or not find(ARGV[at + 5], '^[%w_.-]+$') or not find(ARGV[at + 6], '^[^|\n]+$') then
+    return redis.error_reply('ERR submit: the values of request ' .. (at + 6) / 8 .. ' are not valid')
+  end
+end
+
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local control = redis.call('HMGET', T .. ':control', 'max_queue_depth')

@@ -26,7 +26,8 @@ def panels(path: Path) -> list[dict[str, Any]]:
 def served() -> set[str]:
     """Every sample name that a worker's /metrics shows."""
     info = EngineInfo("m", "r", ("generate",), "cpu", "float32", 8, 64, 10)
-    metrics = Metrics("q", info, "0")
+    metrics = Metrics("q", "0")
+    metrics.built(info)
     metrics.registry.register(QueueDepth("q", lambda: Depth(1, 2, 3, 0)))
     return {sample.name for family in metrics.registry.collect() for sample in family.samples}
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections import Counter
+import time
 from collections.abc import Awaitable, Callable
 
 import structlog
 
-from streamfleet_common.broker import Broker, Delivery, Entry
+from streamfleet_common.broker import Broker, Delivery, Entry, NotStarted
 from streamfleet_common.connections import BLOCK_MS
 from streamfleet_common.errors import BrokerUnavailable
 from streamfleet_common.schemas import LANES, Start
@@ -23,94 +23,156 @@ log = structlog.get_logger()
 class Consumer:
     """Reads entries, starts them, and hands over the deliveries that are ours.
 
-    `capacity` says how many more requests the worker would run now; `deliver` takes them over.
+    Args:
+        broker: where the work is.
+        owner: the name under which it is claimed.
+        room: how many more requests the worker would run now.
+        holds: whether the worker has a delivery of this entry already.
+        deliver: takes deliveries over.
+        skipped: is told why an entry that was read is not run.
+        reconnected: is called when Redis is back after a failure.
+        block_ms: how long a read waits for work.
+        clock: seconds, monotonic; for `polled_at`.
     """
 
     def __init__(
         self,
         broker: Broker,
         owner: str,
-        start: Start,
-        capacity: Callable[[], int],
-        deliver: Callable[[list[Delivery]], Awaitable[None]],
         *,
+        room: Callable[[], int],
+        holds: Callable[[Entry], bool],
+        deliver: Callable[[list[Delivery]], Awaitable[None]],
+        skipped: Callable[[NotStarted], None],
+        reconnected: Callable[[], None],
         block_ms: int = BLOCK_MS,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._broker = broker
         self._owner = owner
-        self._start = start
-        self._capacity = capacity
+        self._room = room
+        self._holds = holds
         self._deliver = deliver
+        self._skipped = skipped
+        self._reconnected = reconnected
         self._block_ms = block_ms
+        self._clock = clock
         self._lanes = LaneRotation()
-        self._room = asyncio.Event()
-        self._stopping = False
-        self.polled_at = asyncio.get_running_loop().time()
-        """Loop time of the last completed read, or of the last look that found no room."""
-        self.not_started: Counter[str] = Counter()
-        """Entries read but not started, by reason."""
+        self._woken = asyncio.Event()
+        self._stopping = asyncio.Event()
+        self._unsure = False
+        self._unsure_until = 0.0
+        self._idle = False
+        self._peers = 1
+        self._share: int | None = None
+        self.polled_at = clock()
+        """When a read was last completed, or found needless for want of room."""
 
     def wake(self) -> None:
         """There may be room again."""
-        self._room.set()
+        self._woken.set()
+
+    def share_with(self, workers: int) -> None:
+        """So many workers, this one included, take work from the queue now."""
+        self._peers = workers
 
     def stop(self) -> None:
         """Read no more. `run` returns once the read that is under way has been dealt with."""
-        self._stopping = True
-        self._room.set()
+        self._stopping.set()
+        self._woken.set()
 
-    async def run(self) -> None:
-        """Consume until stopped. Outlives any failure of Redis."""
-        loop = asyncio.get_running_loop()
+    async def run(self, start: Start) -> None:
+        """Consume until stopped. Outlives any failure of Redis. `start` opens every streaming request."""
         failures = 0
-        while not self._stopping:
-            self._room.clear()
-            room = self._capacity()
+        while not self._stopping.is_set():
+            self._woken.clear()
+            room = self._room()
             if room <= 0:
-                self.polled_at = loop.time()
-                await self._wait_for_room()
+                self.polled_at = self._clock()
+                self._share = None
+                # Not for ever, so that `polled_at` goes on to show that we are alive.
+                await _wait(self._woken, self._block_ms / 1000)
                 continue
             try:
                 entries = await self._read(room)
-                self.polled_at = loop.time()
+                self.polled_at = self._clock()
                 if entries:
-                    await self._begin(entries)
-                failures = 0
+                    await self._begin(entries, start)
             except BrokerUnavailable as error:
+                self._doubt()
                 failures += 1
                 pause_s = random.uniform(0, min(MAX_BACKOFF_S, 0.1 * 2**failures))
                 log.warning("no work can be read", error=str(error), retry_in_s=round(pause_s, 2))
-                await asyncio.sleep(pause_s)
+                await _wait(self._stopping, pause_s)
+            else:
+                if failures:
+                    self._reconnected()
+                failures = 0
 
-    async def _wait_for_room(self) -> None:
-        try:
-            async with asyncio.timeout(self._block_ms / 1000):
-                await self._room.wait()
-        except TimeoutError:
-            pass  # look around once in a while, so that `polled_at` shows that we are alive
+    # --- reading
 
     async def _read(self, room: int) -> list[Entry]:
-        entries: list[Entry] = []
-        order = self._lanes.turn()
-        for lane in order:
-            entries += await self._broker.read(self._owner, [lane], room - len(entries), block_ms=None)
-            if len(entries) >= room:
-                break
-        if entries or self._stopping:
-            return entries
-        # COUNT holds for each stream of a read, so each may give a third of the room. (With room for less
-        # than three, work that comes at the same instant in several lanes can exceed it by two.)
-        share = max(1, room // len(LANES))
-        return await self._broker.read(self._owner, order, share, block_ms=self._block_ms)
+        if self._unsure:
+            # Asked before the read, so that the last of these looks comes after the time of doubt.
+            self._unsure = self._clock() < self._unsure_until
+            if unseen := await self._unseen():
+                return unseen
+        # COUNT holds for each stream of a read, so with less room than lanes, work that comes to several
+        # at one instant can exceed it: the lanes are then looked into one by one first, always.
+        if not self._idle or room < len(LANES):
+            entries = await self._look(min(room, self._share or room))
+            self._share = None
+            if entries or self._stopping.is_set():
+                return entries
+        return await self._await_work(room)
 
-    async def _begin(self, entries: list[Entry]) -> None:
-        started = await self._broker.start(self._owner, entries, self._start)
+    async def _look(self, room: int) -> list[Entry]:
+        entries: list[Entry] = []
+        for lane in self._lanes.turn():
+            entries += await self._broker.read(self._owner, [lane], room - len(entries), block_ms=None)
+            if len(entries) >= room or self._stopping.is_set():
+                break
+        return entries
+
+    async def _await_work(self, room: int) -> list[Entry]:
+        # A burst wakes every idle worker at once. Each takes its share in this read and the next; whoever
+        # comes back a third time takes what the others have left.
+        share = -(-room // self._peers)
+        count = max(1, min(room // len(LANES), share))
+        entries = await self._broker.read(self._owner, LANES, count, block_ms=self._block_ms)
+        self._idle = not entries
+        if entries:
+            self._share = max(1, share - len(entries))
+        return entries
+
+    def _doubt(self) -> None:
+        # A reply was lost: it may have claimed entries, and a read that the server still holds open may
+        # claim more until its time is up.
+        self._unsure = True
+        self._unsure_until = self._clock() + 2 * self._block_ms / 1000
+        self._idle = False
+
+    async def _unseen(self) -> list[Entry]:
+        """What was given to us but never arrived here."""
+        given = await self._broker.given(self._owner)
+        return [entry for entry in given if not self._holds(entry)]
+
+    async def _begin(self, entries: list[Entry], start: Start) -> None:
+        started = await self._broker.start(self._owner, entries, start)
         deliveries = []
         for entry, outcome in zip(entries, started, strict=True):
             if isinstance(outcome, Delivery):
                 deliveries.append(outcome)
             else:
-                self.not_started[outcome] += 1
                 log.info("entry not started", rid=entry.rid[:34], entry=entry.eid, reason=outcome)
+                self._skipped(outcome)
         if deliveries:
             await self._deliver(deliveries)
+
+
+async def _wait(event: asyncio.Event, limit_s: float) -> None:
+    try:
+        async with asyncio.timeout(limit_s):
+            await event.wait()
+    except TimeoutError:
+        pass

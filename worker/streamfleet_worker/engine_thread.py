@@ -12,10 +12,16 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from streamfleet_worker.engine.base import Arrival, Engine, Key, Room, Step
+import structlog
+
+from streamfleet_common.schemas import Request
+from streamfleet_worker.engine.base import Arrival, Engine, EngineInfo, Key, Room, Step
 
 Order = Callable[[Engine], None]
+
+log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +37,7 @@ class EngineThread:
     """Builds an engine on a thread of its own and steps it while it has work.
 
     `on_steps` is called on the event loop with what has happened since its last call. `on_death` is called
-    there once if the engine raises: nothing it holds will ever end then.
+    there once if the engine, or `on_steps`, raises: nothing the engine holds will ever end then.
     """
 
     def __init__(
@@ -47,18 +53,29 @@ class EngineThread:
         self._wake = threading.Condition()
         self._orders: deque[Order] = deque()
         self._closing = False
+        self._dead = False
         self._outbox: deque[Report] = deque()
         self._ready: asyncio.Future[Engine] = self._loop.create_future()
+        self._engine: Engine | None = None
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self.steps = 0
         """Steps taken; that it moves while there is work is the proof of life."""
         self.stepping = False
         """Whether the engine is in a step now."""
 
-    async def start(self) -> Engine:
+    async def start(self) -> None:
         """Start the thread and wait until the engine is built. Raises what building it raised."""
         self._thread.start()
-        return await asyncio.shield(self._ready)
+        self._engine = await asyncio.shield(self._ready)
+
+    @property
+    def info(self) -> EngineInfo:
+        """What the engine serves, once it is built."""
+        return self._built().info
+
+    def prepare(self, request: Request) -> Any:
+        """As `Engine.prepare`; callable from any thread, once the engine is built."""
+        return self._built().prepare(request)
 
     def add(self, arrivals: Mapping[Key, Arrival]) -> None:
         self._order(lambda engine: engine.add(arrivals))
@@ -71,17 +88,24 @@ class EngineThread:
         return self._thread.is_alive()
 
     async def close(self, timeout_s: float = 10.0) -> None:
-        """Close the engine and end the thread, unless it hangs in a step."""
+        """End the thread after the step, or the building, that is under way, and wait for it so long."""
         with self._wake:
             self._closing = True
             self._wake.notify()
-        if self._thread.is_alive():
+        if self._thread.is_alive() and timeout_s > 0:
             await asyncio.to_thread(self._thread.join, timeout_s)
+
+    def _built(self) -> Engine:
+        if self._engine is None:
+            raise RuntimeError("the engine is not built yet")
+        return self._engine
 
     def _order(self, order: Order) -> None:
         with self._wake:
             self._orders.append(order)
             self._wake.notify()
+
+    # --- on the thread
 
     def _run(self) -> None:
         try:
@@ -93,15 +117,18 @@ class EngineThread:
         try:
             self._serve(engine)
         except BaseException as error:  # noqa: BLE001 (a dead engine must not look like a busy one)
-            self._call(self._on_death, error)
-        finally:
+            self.stepping = False
+            self._call(self._die, error)
+        try:
             engine.close()
+        except Exception as error:  # noqa: BLE001 (nothing is lost with it any more)
+            log.warning("the engine could not be closed", error=f"{type(error).__name__}: {error}")
 
     def _serve(self, engine: Engine) -> None:
         while True:
             due_in = engine.due_in()
             with self._wake:
-                if not self._orders and not self._closing and due_in != 0:
+                if not self._orders and not self._closing and (due_in is None or due_in > 0):
                     self._wake.wait(due_in)
                 orders = list(self._orders)
                 self._orders.clear()
@@ -109,32 +136,50 @@ class EngineThread:
                     return
             for order in orders:
                 order(engine)
-            if engine.due_in() == 0:
-                self.stepping = True
-                began = time.perf_counter()
-                step = engine.step()
-                seconds = time.perf_counter() - began
-                self.stepping = False
-                self.steps += 1
-                self._outbox.append(Report(step, seconds, engine.room()))
-                if len(self._outbox) == 1:
-                    self._call(self._deliver)
+            due_in = engine.due_in()
+            if due_in is not None and due_in <= 0:
+                self._step(engine)
+
+    def _step(self, engine: Engine) -> None:
+        self.stepping = True
+        began = time.perf_counter()
+        step = engine.step()
+        seconds = time.perf_counter() - began
+        self.stepping = False
+        self.steps += 1
+        self._outbox.append(Report(step, seconds, engine.room()))
+        # With more than one, the loop has been called already and will find this one too.
+        if len(self._outbox) == 1:
+            self._call(self._deliver)
+
+    def _call(self, callback: Callable[..., None], *args: object) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to tell
+            self._loop.call_soon_threadsafe(callback, *args)
+
+    # --- on the event loop
 
     def _deliver(self) -> None:
         reports = []
         while self._outbox:
             reports.append(self._outbox.popleft())
-        if reports:
+        if not reports:
+            return
+        try:
             self._on_steps(reports)
+        except Exception as error:  # noqa: BLE001 (outputs are lost: as bad as a dead engine)
+            self._die(error)
+
+    def _die(self, error: BaseException) -> None:
+        if self._dead:
+            return
+        self._dead = True
+        self._deliver()  # what came before the end still counts
+        self._on_death(error)
 
     def _settle(self, outcome: Engine | BaseException) -> None:
-        if self._ready.done():
+        if self._ready.done() or self._closing:
             return
         if isinstance(outcome, BaseException):
             self._ready.set_exception(outcome)
         else:
             self._ready.set_result(outcome)
-
-    def _call(self, callback: Callable[..., None], *args: object) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to tell
-            self._loop.call_soon_threadsafe(callback, *args)

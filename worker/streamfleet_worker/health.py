@@ -5,21 +5,36 @@ It runs on threads of its own, so that it answers, and tells the truth, when the
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socketserver import TCPServer
 
+import structlog
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 Probe = Callable[[], str | None]
 """None if all is well, else what is wrong."""
 
+log = structlog.get_logger()
+
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
     registry: CollectorRegistry
     probes: dict[str, Probe]
+
+    def server_bind(self) -> None:
+        # Not as HTTPServer does it: that asks the name service who we are, which can take long.
+        TCPServer.server_bind(self)
+        self.server_name = str(self.server_address[0])
+        self.server_port = int(self.server_address[1])
+
+    def handle_error(self, *_: object) -> None:
+        # A client that goes away in the middle is its own affair.
+        log.debug("probe not answered", exc_info=sys.exc_info())
 
 
 class _Handler(BaseHTTPRequestHandler):

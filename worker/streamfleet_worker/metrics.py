@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from streamfleet_common.broker import Depth
+from streamfleet_common.broker import Delivery, Depth, NotStarted
 from streamfleet_common.schemas import End
 from streamfleet_worker.engine.base import EngineInfo
 from streamfleet_worker.engine_thread import Report
@@ -27,6 +27,7 @@ ERROR_TYPES = (
 # From a millisecond to the hours that a bulk queue may hold a request.
 _WAITS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 7200)
 _STEPS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10)
+_LENGTHS = (1, 4, 16, 64, 256, 1024, 2048, 4096, 8192, 16384, 32768)
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
 
@@ -65,15 +66,20 @@ class QueueDepth(Collector):
 class Metrics:
     """One worker's metrics in a registry of their own; every series exists from the start."""
 
-    def __init__(self, queue: str, info: EngineInfo, version: str) -> None:
+    def __init__(self, queue: str, version: str) -> None:
         self.registry = CollectorRegistry()
-        self._labels = [queue]
+        self._version = version
 
         def gauge(name: str, text: str) -> Gauge:
             return Gauge(f"streamfleet_{name}", text, ["queue"], registry=self.registry).labels(queue)
 
-        def counter(name: str, text: str, *more: str) -> Counter:
-            return Counter(f"streamfleet_{name}", text, ["queue", *more], registry=self.registry)
+        def counter(name: str, text: str) -> Counter:
+            return Counter(f"streamfleet_{name}", text, ["queue"], registry=self.registry).labels(queue)
+
+        def counters(name: str, text: str, label: str, values: tuple[str, ...]) -> dict[str, Counter]:
+            family = Counter(f"streamfleet_{name}", text, ["queue", label], registry=self.registry)
+            # What another version calls otherwise must not make a new series.
+            return {value: family.labels(queue, value) for value in (*values, "other")}
 
         def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
             return Histogram(
@@ -85,29 +91,61 @@ class Metrics:
         self.since_poll = gauge("seconds_since_last_poll", "Age of the last completed look for work.")
         self.batch_size = histogram("batch_size", "Requests in one forward pass.", _SIZES)
         self.step = histogram("engine_step_seconds", "Time of one engine step.", _STEPS)
-        self.prompt_tokens = counter("prompt_tokens", "Prompt tokens computed.").labels(queue)
-        self.generation_tokens = counter("generation_tokens", "Tokens generated.").labels(queue)
+        self.prompt_tokens = counter("prompt_tokens", "Prompt tokens computed.")
+        self.generation_tokens = counter("generation_tokens", "Tokens generated.")
         self.queue_time = histogram(
             "request_queue_time_seconds", "From acceptance to a worker, on the server's clock.", _WAITS
         )
         self.ttft = histogram("time_to_first_token_seconds", "From acceptance to the first token.", _WAITS)
+        self.prefill_time = histogram(
+            "request_prefill_time_seconds", "From the first forward pass to the first token.", _WAITS
+        )
+        self.decode_time = histogram(
+            "request_decode_time_seconds", "From the first token to the last.", _WAITS
+        )
+        self.time_per_token = histogram(
+            "request_time_per_output_token_seconds", "Decode time a token, after the first.", _STEPS
+        )
         self.e2e = histogram("e2e_request_latency_seconds", "From acceptance to the end.", _WAITS)
-        self._success = counter("request_success", "Requests answered.", "finished_reason")
-        self._failure = counter("request_failure", "Requests that ended without an answer.", "error_type")
-        self.fenced = counter("fenced_writes", "Writes refused: no longer ours.").labels(queue)
-        for reason in FINISH_REASONS:
-            self._success.labels(queue, reason)
-        for kind in (*ERROR_TYPES, "other"):
-            self._failure.labels(queue, kind)
-        Info("streamfleet_build", "What this worker is.", registry=self.registry).info(
+        self.request_prompt_tokens = histogram("request_prompt_tokens", "Prompt tokens a request.", _LENGTHS)
+        self.request_generation_tokens = histogram(
+            "request_generation_tokens", "Generated tokens a request.", _LENGTHS
+        )
+        self._success = counters("request_success", "Requests answered.", "finished_reason", FINISH_REASONS)
+        self._failure = counters(
+            "request_failure", "Requests that ended without an answer.", "error_type", ERROR_TYPES
+        )
+        self.redeliveries = counter("redeliveries", "Requests that another worker had started before.")
+        self.fenced = counter("fenced_writes", "Writes refused: no longer ours.")
+        self.dead_letters = counter("dead_letters", "Entries that no record knows, put aside.")
+        self.reconnects = counter("broker_reconnects", "How often Redis came back after a failure.")
+        self._build = Info("streamfleet_build", "What this worker is.", registry=self.registry)
+        self._build.info({"version": version})
+
+    def built(self, info: EngineInfo) -> None:
+        """Tell what the engine serves, once that is known."""
+        self._build.info(
             {
-                "version": version,
+                "version": self._version,
                 "model": info.model,
                 "revision": info.revision,
                 "device": info.device,
                 "precision": info.precision,
             }
         )
+
+    def delivered(self, delivery: Delivery) -> None:
+        """Count a request taken from the queue."""
+        self.queue_time.observe((delivery.now_ms - delivery.accepted_at_ms) / 1000)
+        if delivery.attempts > 1:
+            self.redeliveries.inc()
+
+    def skipped(self, reason: NotStarted) -> None:
+        """Count an entry that was read and not started."""
+        if reason == "stray":
+            self.dead_letters.inc()
+        elif reason == "expired":
+            self._failure["deadline_exceeded"].inc()
 
     def stepped(self, report: Report) -> None:
         """Count one step of the engine."""
@@ -120,12 +158,19 @@ class Metrics:
         self.prompt_tokens.inc(step.prompt_tokens)
         self.generation_tokens.inc(step.generated_tokens)
 
-    def ended(self, end: End) -> None:
-        """Count the end of one request."""
-        if end.error is None:
-            reason = end.finish_reason
-            self._success.labels(*self._labels, reason if reason in FINISH_REASONS else "other").inc()
-        else:
-            # A code of another version must not make a new series.
-            kind = end.error.code if end.error.code in ERROR_TYPES else "other"
-            self._failure.labels(*self._labels, kind).inc()
+    def ended(self, delivery: Delivery, end: End, held_s: float) -> None:
+        """Count a request that this worker has ended, `held_s` after it was taken from the queue."""
+        self.e2e.observe((delivery.now_ms - delivery.accepted_at_ms) / 1000 + held_s)
+        if end.error is not None:
+            kind = end.error.code
+            self._failure[kind if kind in self._failure else "other"].inc()
+            return
+        reason = end.finish_reason
+        self._success[reason if reason in self._success else "other"].inc()
+        tokens = end.usage.completion_tokens
+        self.request_prompt_tokens.observe(end.usage.prompt_tokens)
+        self.request_generation_tokens.observe(tokens)
+        self.prefill_time.observe(end.timing.prefill_ms / 1000)
+        self.decode_time.observe(end.timing.decode_ms / 1000)
+        if tokens > 1:
+            self.time_per_token.observe(end.timing.decode_ms / 1000 / (tokens - 1))

@@ -8,15 +8,16 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import structlog
 
 from streamfleet_common import codec
-from streamfleet_common.broker import Broker, Delivery, Emission, Finish
-from streamfleet_common.errors import BrokerUnavailable
+from streamfleet_common.broker import Broker, Delivery, Emission, Entry, Finish
+from streamfleet_common.errors import BrokerUnavailable, GenerationFailed
 from streamfleet_common.schemas import Delta, End, Failure, Prefill
 from streamfleet_worker.engine.base import Finished, Key, Output, Tokens
+from streamfleet_worker.metrics import Metrics
 
 CHECK_S = 1.0
 """How often the fence of a request that shows nothing (one-shot, or still waiting) is looked at."""
@@ -35,7 +36,8 @@ class Held:
     seq: int = 0
     """Number of the last event made."""
     prefill: Prefill | None = None
-    tokens: list[Tokens] | None = None
+    tokens: list[Tokens] = field(default_factory=list)
+    """What is not published yet, one for each choice."""
     finished: Finished | None = None
     held_at: float = 0.0
     """Loop time at which it was begun."""
@@ -45,22 +47,27 @@ class Held:
 class Publisher:
     """Owns what is held.
 
-    `on_lost` is told of keys that are no longer ours, `on_done` of requests that have ended.
+    `forget` is told of keys that nobody wants any more, `freed` that some have ended. Both are called on
+    the event loop and must not raise. The fence of a request that shows nothing is looked at every `check_s`.
     """
 
     def __init__(
         self,
         broker: Broker,
-        identity: End,
-        on_lost: Callable[[list[Key]], None],
-        on_done: Callable[[list[tuple[Held, End]]], None],
+        metrics: Metrics,
+        *,
+        forget: Callable[[list[Key]], None],
+        freed: Callable[[], None],
+        check_s: float = CHECK_S,
     ) -> None:
         self._broker = broker
-        self._identity = identity
-        self._on_lost = on_lost
-        self._on_done = on_done
+        self._metrics = metrics
+        self._forget = forget
+        self._freed = freed
+        self._check_s = check_s
         self._held: dict[Key, Held] = {}
         self._dirty: dict[Key, Held] = {}
+        self._given_up: Finished | None = None
         self._work = asyncio.Event()
         self._empty = asyncio.Event()
         self._empty.set()
@@ -70,11 +77,27 @@ class Publisher:
         """Requests begun and not yet ended."""
         return len(self._held)
 
+    def holds(self, key: Key) -> bool:
+        """Whether this request is held, and its end not known yet."""
+        held = self._held.get(key)
+        return held is not None and held.finished is None
+
+    def has(self, entry: Entry) -> bool:
+        """Whether a request of this very entry is held."""
+        place = (entry.lane, entry.eid)
+        return any(
+            (held.delivery.entry.lane, held.delivery.entry.eid) == place for held in self._held.values()
+        )
+
     def hold(self, delivery: Delivery, *, tenant: str, stream: bool) -> None:
         """Answer for a request from now on."""
         now = asyncio.get_running_loop().time()
+        if not self._held:
+            self._work.set()  # from now on there is a fence to be looked at in time
         self._held[delivery.key] = Held(delivery, tenant, stream, held_at=now, checked_at=now)
         self._empty.clear()
+        if self._given_up is not None:
+            self.take([Output(delivery.key, self._given_up)])
 
     def take(self, outputs: list[Output]) -> None:
         """Take what a step brought forth; returns at once."""
@@ -88,8 +111,6 @@ class Publisher:
             elif not held.stream:
                 continue  # the end will tell it all
             elif isinstance(event, Tokens):
-                if held.tokens is None:
-                    held.tokens = []
                 _merge(held.tokens, event)
             else:
                 held.prefill = event
@@ -98,116 +119,158 @@ class Publisher:
             self._work.set()
 
     def give_up(self, finished: Finished) -> None:
-        """End everything held in this way."""
+        """End everything held in this way, and whatever is held later."""
+        self._given_up = finished
         self.take([Output(key, finished) for key in self._held])
 
     async def wait_empty(self) -> None:
         """Until every request held has ended."""
         await self._empty.wait()
 
-    async def run(self) -> None:
-        """Publish until cancelled."""
+    async def run(self, identity: End) -> None:
+        """Publish until cancelled. `identity` is what every end says about this worker."""
         while True:
             try:
-                async with asyncio.timeout(CHECK_S):
+                async with asyncio.timeout(self._check_in()):
                     await self._work.wait()
             except TimeoutError:
                 pass
             self._work.clear()
-            await self._publish()
+            await self._publish(identity)
 
-    async def _publish(self) -> None:
+    async def _publish(self, identity: End) -> None:
         dirty, self._dirty = self._dirty, {}
-        emissions, finishes = [], []
+        emissions: list[Emission] = []
+        finishes: list[tuple[Held, End]] = []
         for held in dirty.values():
-            if held.stream:
-                emissions += self._emissions(held)
+            emissions += self._emissions(held)
             if held.finished is not None:
-                finishes.append((held, self._end(held, held.finished)))
+                finishes.append((held, _end(identity, held, held.finished)))
         emissions += self._checks()
         if emissions:
             await self._emit(emissions)
         finishes = [(held, end) for held, end in finishes if held.delivery.key in self._held]
         if finishes:
-            await self._finish(finishes)
+            await self._finish(identity, finishes)
 
     def _emissions(self, held: Held) -> list[Emission]:
-        events: list[Prefill | Delta] = []
-        if held.prefill is not None:
-            events.append(held.prefill)
-        events += [
-            Delta(
-                index=tokens.index,
-                token_ids=tuple(tokens.token_ids),
-                texts=tuple(tokens.texts),
-                logprobs=tuple(tokens.logprobs),
-            )
-            for tokens in held.tokens or ()
-        ]
-        held.prefill = held.tokens = None
-        held.checked_at = asyncio.get_running_loop().time()
+        prefill, tokens = held.prefill, held.tokens
+        held.prefill, held.tokens = None, []
+        bodies = []
+        try:
+            if prefill is not None:
+                bodies.append(codec.encode(prefill))
+            bodies += [codec.encode(_delta(some)) for some in tokens]
+        except Exception as error:  # noqa: BLE001 (what has no bytes fails its own request alone)
+            held.finished = _unusable(held, error)
+            self._forget([held.delivery.key])
+            return []
+        if bodies:
+            held.checked_at = asyncio.get_running_loop().time()
         first = held.seq + 1
-        held.seq += len(events)
-        return [
-            Emission(held.delivery, held.tenant, seq, codec.encode(event))
-            for seq, event in enumerate(events, first)
-        ]
+        held.seq += len(bodies)
+        return [Emission(held.delivery, held.tenant, seq, body) for seq, body in enumerate(bodies, first)]
+
+    # --- fences
+
+    def _check_in(self) -> float | None:
+        """Seconds until a fence has to be looked at; None while nothing runs."""
+        oldest = min((held.checked_at for held in self._held.values() if held.finished is None), default=None)
+        if oldest is None:
+            return None
+        return max(0.0, oldest + self._check_s - asyncio.get_running_loop().time())
 
     def _checks(self) -> list[Emission]:
         now = asyncio.get_running_loop().time()
         checks = []
         for held in self._held.values():
-            if held.finished is None and now - held.checked_at >= CHECK_S:
+            if held.finished is None and now - held.checked_at >= self._check_s:
                 held.checked_at = now
                 checks.append(held)
         return [Emission(held.delivery, held.tenant, held.seq, b"") for held in checks]
 
+    # --- calls
+
     async def _emit(self, emissions: list[Emission]) -> None:
         # Repeated until answered, with the same events: the log drops what it has already.
         ours = await _insist(lambda: self._broker.emit(emissions))
-        lost = [
-            emission.delivery.key
-            for emission, ok in zip(emissions, ours, strict=True)
-            if not ok and emission.delivery.key in self._held
-        ]
-        if lost:
-            self._drop(lost)
+        lost = [emission.delivery.key for emission, ok in zip(emissions, ours, strict=True) if not ok]
+        self._drop(lost)
 
-    async def _finish(self, finishes: list[tuple[Held, End]]) -> None:
-        calls = [Finish(held.delivery, end) for held, end in finishes]
-        await _insist(lambda: self._broker.finish(calls))
-        for held, _ in finishes:
-            self._held.pop(held.delivery.key, None)
-        self._on_done(finishes)
+    async def _finish(self, identity: End, finishes: list[tuple[Held, End]]) -> None:
+        try:
+            ours = await _insist(lambda: self._broker.finish(_calls(finishes)))
+        except Exception:  # noqa: BLE001 (one of them has no bytes, and must not take the others along)
+            finishes = [(held, _checked(identity, held, end)) for held, end in finishes]
+            ours = await _insist(lambda: self._broker.finish(_calls(finishes)))
+        lost = []
+        for (held, end), ok in zip(finishes, ours, strict=True):
+            key = held.delivery.key
+            if not ok:
+                lost.append(key)
+            elif self._held.pop(key, None) is not None:
+                self._metrics.ended(held.delivery, end, asyncio.get_running_loop().time() - held.held_at)
+        self._drop(lost)
         self._settle()
 
     def _drop(self, keys: list[Key]) -> None:
-        keys = list(dict.fromkeys(keys))
-        for key in keys:
-            self._held.pop(key, None)
+        lost = [key for key in dict.fromkeys(keys) if self._held.pop(key, None) is not None]
+        if not lost:
+            return
+        for key in lost:
             self._dirty.pop(key, None)
-        self._on_lost(keys)
+        self._metrics.fenced.inc(len(lost))
+        self._forget(lost)
         self._settle()
 
     def _settle(self) -> None:
         if not self._held:
             self._empty.set()
+        self._freed()
 
-    def _end(self, held: Held, finished: Finished) -> End:
-        return self._identity.model_copy(
-            update={
-                "state": finished.state,
-                "choices": finished.choices,
-                # A stream has told it already.
-                "prefill": None if held.stream else finished.prefill,
-                "error": Failure.of(finished.error) if finished.error is not None else None,
-                "usage": finished.usage,
-                "seed": finished.seed,
-                "timing": finished.timing,
-                "of": held.delivery.epoch if finished.choices else 0,
-                "last_seq": held.seq,
-            }
-        )
+
+def _end(identity: End, held: Held, finished: Finished) -> End:
+    return identity.model_copy(
+        update={
+            "state": finished.state,
+            "choices": finished.choices,
+            # A stream has told it already.
+            "prefill": None if held.stream else finished.prefill,
+            "error": Failure.of(finished.error) if finished.error is not None else None,
+            "usage": finished.usage,
+            "seed": finished.seed,
+            "timing": finished.timing,
+            "of": held.delivery.epoch if finished.choices else 0,
+            "last_seq": held.seq,
+        }
+    )
+
+
+def _delta(tokens: Tokens) -> Delta:
+    return Delta(
+        index=tokens.index,
+        token_ids=tuple(tokens.token_ids),
+        texts=tuple(tokens.texts),
+        logprobs=tuple(tokens.logprobs),
+    )
+
+
+def _unusable(held: Held, error: Exception) -> Finished:
+    kind = type(error).__name__
+    log.error("answer cannot be put into a message", rid=held.delivery.entry.rid, error=kind)
+    return Finished("failed", error=GenerationFailed(f"the answer cannot be put into a message ({kind})"))
+
+
+def _calls(finishes: list[tuple[Held, End]]) -> list[Finish]:
+    return [Finish(held.delivery, end) for held, end in finishes]
+
+
+def _checked(identity: End, held: Held, end: End) -> End:
+    try:
+        codec.encode(end)
+    except Exception as error:  # noqa: BLE001
+        return _end(identity, held, _unusable(held, error))
+    return end
 
 
 async def _insist(call: Callable[[], Awaitable[list[bool]]]) -> list[bool]:
@@ -229,4 +292,5 @@ def _merge(waiting: list[Tokens], new: Tokens) -> None:
             tokens.texts += new.texts
             tokens.logprobs += new.logprobs
             return
-    waiting.append(new)
+    # Copies, since these lists grow here: the engine's own stay the engine's.
+    waiting.append(Tokens(new.index, [*new.token_ids], [*new.texts], [*new.logprobs]))

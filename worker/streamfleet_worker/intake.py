@@ -1,0 +1,138 @@
+"""The intake: what was delivered is decoded, prepared and put into the engine."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import traceback
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import structlog
+
+from streamfleet_common import codec
+from streamfleet_common.broker import Delivery
+from streamfleet_common.errors import GenerationFailed, StreamfleetError
+from streamfleet_common.schemas import Envelope
+from streamfleet_worker.engine.base import Arrival, Finished, Key, Output, Tokens
+from streamfleet_worker.engine_thread import EngineThread
+from streamfleet_worker.metrics import Metrics
+from streamfleet_worker.publisher import Publisher
+
+log = structlog.get_logger()
+
+
+class Intake:
+    """Knows which requests fill the engine, and so how many more it would run now.
+
+    Prompts are turned into tokens on a thread of its own: neither the event loop nor the engine waits for it.
+    """
+
+    def __init__(
+        self,
+        engine_thread: EngineThread,
+        publisher: Publisher,
+        metrics: Metrics,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._engine_thread = engine_thread
+        self._publisher = publisher
+        self._metrics = metrics
+        self._clock = clock
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="prepare")
+        self._preparing = 0
+        # What was handed to the engine and has not come back finished: when it was accepted, and None
+        # once it has its first token.
+        self._admitted: dict[Key, float | None] = {}
+
+    @property
+    def preparing(self) -> int:
+        """Requests whose prompts are being made ready."""
+        return self._preparing
+
+    def room(self) -> int:
+        """How many more requests would run now."""
+        size = self._engine_thread.info.max_batch_size
+        # Answers that wait for Redis fill no row, but memory: one more batch of them, and no more.
+        return min(size - len(self._admitted) - self._preparing, 2 * size - self._publisher.held)
+
+    async def take(self, deliveries: list[Delivery]) -> None:
+        """Put deliveries into the engine; what cannot be run is answered with its error."""
+        now = self._clock()
+        wanted: list[tuple[Delivery, Envelope]] = []
+        for delivery in deliveries:
+            self._metrics.delivered(delivery)
+            try:
+                envelope = codec.decode_envelope(delivery.entry.payload)
+            except StreamfleetError as error:
+                # Nobody checked it at the door, and nothing but its record says who waits for it.
+                self._publisher.hold(delivery, tenant="", stream=False)
+                self._fail(delivery, error)
+                continue
+            self._publisher.hold(delivery, tenant=envelope.tenant, stream=envelope.stream)
+            wanted.append((delivery, envelope))
+        if not wanted:
+            return
+        envelopes = [envelope for _, envelope in wanted]
+        self._preparing = len(wanted)
+        try:
+            prepared = await asyncio.get_running_loop().run_in_executor(
+                self._pool, self._prepare_all, envelopes
+            )
+        finally:
+            self._preparing = 0
+        arrivals: dict[Key, Arrival] = {}
+        for (delivery, _), outcome in zip(wanted, prepared, strict=True):
+            if not self._publisher.holds(delivery.key):
+                continue  # cancelled, lost or given up meanwhile: the engine would work for nobody
+            if isinstance(outcome, StreamfleetError):
+                self._fail(delivery, outcome)
+                continue
+            accepted_at = now - (delivery.now_ms - delivery.accepted_at_ms) / 1000
+            deadline_at = now + (delivery.deadline_at_ms - delivery.now_ms) / 1000
+            arrivals[delivery.key] = Arrival(outcome, accepted_at, deadline_at)
+            self._admitted[delivery.key] = accepted_at
+        if arrivals:
+            self._engine_thread.add(arrivals)
+
+    def stepped(self, outputs: list[Output]) -> None:
+        """Note which requests have their first token, and which have left the engine."""
+        now = self._clock()
+        for output in outputs:
+            if isinstance(output.event, Finished):
+                self._admitted.pop(output.key, None)
+            elif isinstance(output.event, Tokens):
+                accepted_at = self._admitted.get(output.key)
+                if accepted_at is not None:
+                    self._admitted[output.key] = None
+                    self._metrics.ttft.observe(max(0.0, now - accepted_at))
+
+    def drop(self, keys: list[Key]) -> None:
+        """Have the engine forget these requests."""
+        for key in keys:
+            self._admitted.pop(key, None)
+        self._engine_thread.cancel(keys)
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _fail(self, delivery: Delivery, error: StreamfleetError) -> None:
+        self._publisher.take([Output(delivery.key, Finished("failed", error=error))])
+
+    def _prepare_all(self, envelopes: list[Envelope]) -> list[Any]:
+        prepared: list[Any] = []
+        for envelope in envelopes:
+            try:
+                prepared.append(self._engine_thread.prepare(envelope.request))
+            except StreamfleetError as error:
+                prepared.append(error)
+            except Exception as error:  # noqa: BLE001 (one request's fault, whatever it is, fails it alone)
+                kind = type(error).__name__
+                # Without the error's own words, which may quote the prompt.
+                place = traceback.extract_tb(error.__traceback__)[-1]
+                where = f"{place.filename}:{place.lineno}"
+                log.error("request cannot be prepared", rid=envelope.rid, error=kind, where=where)
+                message = f"the worker cannot prepare this request ({kind}): its log names the place"
+                prepared.append(GenerationFailed(message))
+        return prepared

@@ -1,0 +1,116 @@
+"""Options that several commands share, one name and one help text each."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Annotated
+
+import typer
+
+from streamfleet_common.errors import InvalidRequest, ModelNotFound
+from streamfleet_common.schemas import ChatMessage, GenerateRequest, Lane, Sampling
+from streamfleet_producer.client import Client
+
+DEFAULT_URL = "redis://localhost:6379/0"
+
+RedisUrl = Annotated[
+    str,
+    typer.Option("--redis-url", envvar="STREAMFLEET_REDIS_URL", help="Where Redis is."),
+]
+Queue = Annotated[
+    str | None,
+    typer.Option(
+        "--queue",
+        "-q",
+        envvar="STREAMFLEET_QUEUE",
+        help="The queue; if there is only one, that one.",
+        show_default=False,
+    ),
+]
+Id = Annotated[
+    str, typer.Argument(metavar="ID", help="The request's id, as `submit` printed it.", show_default=False)
+]
+Prompt = Annotated[
+    str, typer.Argument(metavar="PROMPT", help="The text; `-` reads it from stdin.", show_default=False)
+]
+Chat = Annotated[
+    bool,
+    typer.Option("--chat/--raw", help="Send the text as a chat message, or raw, to be continued."),
+]
+MaxTokens = Annotated[int, typer.Option(help="Longest answer, in tokens.")]
+Temperature = Annotated[float, typer.Option(help="0 takes the likeliest token, always.")]
+TopK = Annotated[int, typer.Option(help="Draw from the k likeliest tokens; 0 from all.")]
+TopP = Annotated[float, typer.Option(help="Draw from the likeliest tokens that make up this probability.")]
+Seed = Annotated[int | None, typer.Option(help="The same seed gives the same draw.", show_default=False)]
+Stop = Annotated[
+    list[str] | None,
+    typer.Option("--stop", help="A text that ends the answer; may be repeated.", show_default=False),
+]
+QueueLane = Annotated[Lane, typer.Option("--lane", help="How urgent it is.")]
+Deadline = Annotated[float, typer.Option("--deadline", help="Seconds after which it is given up.")]
+IdempotencyKey = Annotated[
+    str | None,
+    typer.Option(help="Sent twice with the same key, it runs once.", show_default=False),
+]
+
+
+def _remember(ctx: typer.Context, value: bool) -> bool:
+    ctx.meta["json"] = value  # errors are said as JSON then, too
+    return value
+
+
+Json = Annotated[bool, typer.Option("--json", help="JSON, for scripts.", callback=_remember)]
+
+
+def request(
+    prompt: str,
+    *,
+    chat: bool,
+    max_tokens: int,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    seed: int | None,
+    stop: list[str] | None,
+) -> GenerateRequest:
+    """The request that the options describe.
+
+    Raises:
+        InvalidRequest: with everything that is wrong.
+    """
+    text = sys.stdin.read() if prompt == "-" else prompt
+    if not text.strip():
+        raise InvalidRequest("the prompt is empty: there is nothing to answer")
+    return GenerateRequest(
+        prompt=None if chat else text,
+        messages=(ChatMessage(role="user", content=text),) if chat else None,
+        max_tokens=max_tokens,
+        sampling=Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed),
+        stop=tuple(stop or ()),
+    )
+
+
+@asynccontextmanager
+async def open_client(redis_url: str, queue: str | None) -> AsyncIterator[Client]:
+    """A client of the queue, or of the only queue there is.
+
+    Raises:
+        InvalidRequest: there are several queues to choose from.
+        ModelNotFound: there is none.
+    """
+    if queue is None:
+        async with Client(redis_url) as anybody:
+            names = await anybody.queues()
+        if not names:
+            raise ModelNotFound(
+                f"no worker has ever served a queue at {redis_url}: start one with `streamfleet up`, "
+                "or check the URL",
+                known=[],
+            )
+        if len(names) > 1:
+            raise InvalidRequest(f"there are several queues: choose one with --queue ({', '.join(names)})")
+        queue = names[0]
+    async with Client(redis_url, queue) as client:
+        yield client

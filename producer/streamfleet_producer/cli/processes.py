@@ -1,0 +1,126 @@
+"""Processes that the command line starts, and that never outlive it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+
+KEEPER = Path(__file__).with_name("process_keeper.py")
+ORPHAN_GRACE_S = 0.7
+"""What a process gets to end in order once its program is gone; then it is killed."""
+KILL_LIMIT_S = 5.0
+LINES_KEPT = 200
+
+
+class KeptProcess:
+    """A command under a keeper (`process_keeper.py`), which ends it with this program, whatever ends that.
+
+    What the command says on stdout and stderr comes line by line to `on_line`, on a thread of its own; the
+    last lines are kept in memory, so that nothing is left on the disk.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        env: Mapping[str, str],
+        on_line: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self._on_line = on_line
+        self._lines: deque[str] = deque(maxlen=LINES_KEPT)
+        settings = {"command": list(command), "grace_s": ORPHAN_GRACE_S}
+        # A session of its own: a Ctrl-C is for this program, which then ends the others in order.
+        self._keeper = subprocess.Popen(
+            [sys.executable, "-I", "-S", str(KEEPER), json.dumps(settings)],
+            bufsize=0,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+            env=dict(env),
+        )
+        self._reader = threading.Thread(target=self._read, name="process-output", daemon=True)
+        self._reader.start()
+
+    @property
+    def status(self) -> int | None:
+        """The exit status, 128 + n for a death by signal n; None while it runs."""
+        return self._keeper.poll()
+
+    def lines(self) -> list[str]:
+        """The last lines it said; all of them if it has ended."""
+        if self.status is not None:
+            self._reader.join(KILL_LIMIT_S)
+        return list(self._lines)
+
+    def terminate(self) -> None:
+        """Ask it to end in its own time."""
+        self._keeper.terminate()
+
+    def wait(self, limit_s: float) -> bool:
+        """Whether it has ended within `limit_s` seconds."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._keeper.wait(limit_s)
+        return self.status is not None
+
+    def close(self) -> None:
+        """End it now, with a short grace, and wait until it is gone."""
+        assert self._keeper.stdin is not None  # noqa: S101 - the type checker cannot know it
+        self._keeper.stdin.close()
+        if not self.wait(ORPHAN_GRACE_S + KILL_LIMIT_S):
+            self._keeper.kill()
+            self._keeper.wait()
+        self._reader.join(KILL_LIMIT_S)
+
+    def _read(self) -> None:
+        assert self._keeper.stderr is not None  # noqa: S101
+        with self._keeper.stderr as pipe:
+            unread = b""
+            while received := pipe.read(65536):
+                *lines, unread = (unread + received).split(b"\n")
+                for raw in lines:
+                    line = raw.decode(errors="replace").rstrip()
+                    self._lines.append(line)
+                    self._on_line(line)
+
+
+class Ending:
+    """Which signal asked this program to end, if one did."""
+
+    def __init__(self) -> None:
+        self.number = signal.SIGINT
+
+    @property
+    def exit_code(self) -> int:
+        """What a shell expects of a program that a signal ended."""
+        return 128 + self.number
+
+
+@contextlib.contextmanager
+def ending() -> Iterator[Ending]:
+    """Make SIGTERM and SIGHUP end the program as Ctrl-C does: with `KeyboardInterrupt`, in order.
+
+    A second signal ends it at once: what it has started is watched by others.
+    """
+    state = Ending()
+
+    def end(number: int, _frame: FrameType | None) -> None:
+        state.number = signal.Signals(number)
+        signal.raise_signal(signal.SIGINT)
+
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # As a shell starts its background jobs: SIGTERM, which comes this way too, has to work all the same.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield state
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,117 @@
+"""`streamfleet stream`: ask, and see the answer as it is made."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+
+import typer
+
+from streamfleet_common.schemas import End, GenerateRequest
+from streamfleet_producer.cli import options
+from streamfleet_producer.cli.terminal import print_json, printable, run, say, stderr
+from streamfleet_producer.client import Client
+from streamfleet_producer.ticket import DEADLINE_S, Options
+from streamfleet_producer.token_stream import TokenStream
+
+
+def stream(
+    *,
+    prompt: options.Prompt,
+    queue: options.Queue = None,
+    redis_url: options.RedisUrl = options.DEFAULT_URL,
+    chat: options.Chat = True,
+    max_tokens: options.MaxTokens = 128,
+    temperature: options.Temperature = 0.0,
+    top_k: options.TopK = 0,
+    top_p: options.TopP = 1.0,
+    seed: options.Seed = None,
+    stop: options.Stop = None,
+    lane: options.QueueLane = "normal",
+    deadline: options.Deadline = DEADLINE_S,
+    idempotency_key: options.IdempotencyKey = None,
+    json: options.Json = False,
+) -> None:
+    """Ask, and print the answer as it comes.
+
+    Leaving by Ctrl-C cancels the request. With --json each event is a line, the whole result the last one.
+    """
+    request = options.request(
+        prompt,
+        chat=chat,
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        seed=seed,
+        stop=stop,
+    )
+    more = Options(lane=lane, deadline_s=deadline)
+    try:
+        run(_stream(redis_url, queue, request, idempotency_key=idempotency_key, more=more, json=json))
+    except BrokenPipeError:
+        # The reader has seen enough (`| head`), and the request is cancelled. What is left in the buffer
+        # must not fail once more at the end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(128 + signal.SIGPIPE) from None
+
+
+async def _stream(
+    redis_url: str,
+    queue: str | None,
+    request: GenerateRequest,
+    *,
+    idempotency_key: str | None,
+    more: Options,
+    json: bool,
+) -> None:
+    async with options.open_client(redis_url, queue) as fleet:
+        asked_at = time.monotonic()
+        async with fleet.stream(request, idempotency_key=idempotency_key, **more) as tokens:
+            await _warn_of_waiting(fleet)
+            if json:
+                await _as_json(tokens)
+                return
+            first_at = await _as_text(tokens)
+        if stderr().is_terminal:
+            _sum_up(tokens.result, first_at - asked_at, time.monotonic() - first_at)
+
+
+async def _warn_of_waiting(fleet: Client) -> None:
+    if not await fleet.models():
+        say(f"no worker serves queue {fleet.queue!r} now: waiting for one (Ctrl-C cancels)", "yellow")
+
+
+async def _as_json(tokens: TokenStream) -> None:
+    async for event in tokens.events():
+        print_json(event.model_dump(mode="json"))
+    print_json(tokens.result.model_dump(mode="json"))
+
+
+async def _as_text(tokens: TokenStream) -> float:
+    """Print the text; gives when the first token came, on the monotonic clock."""
+    first_at = 0.0
+    last = "\n"
+    watched = sys.stdout.isatty()
+    try:
+        async for delta in tokens:
+            first_at = first_at or time.monotonic()
+            text = printable(delta.text) if watched else delta.text
+            sys.stdout.write(text)
+            sys.stdout.flush()
+            last = text[-1:] or last
+    finally:
+        # Whatever ends it, what comes next begins a line.
+        if last != "\n":
+            sys.stdout.write("\n")
+            sys.stdout.flush()
+    return first_at or time.monotonic()
+
+
+def _sum_up(end: End, first_s: float, rest_s: float) -> None:
+    count = end.usage.completion_tokens
+    rate = f", then {(count - 1) / rest_s:.0f} a second" if count > 1 and rest_s > 0 else ""
+    plural = "" if count == 1 else "s"
+    say(f"{count} token{plural}, the first after {first_s:.2f} s{rate} ({end.finish_reason})", "dim")

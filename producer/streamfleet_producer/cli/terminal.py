@@ -1,0 +1,120 @@
+"""How the command line talks: plain text for pipes, colour where a person looks, exit codes for scripts."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import sys
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any, TypeVar
+
+import typer
+from rich.console import Console
+from rich.text import Text
+from typer.core import TyperGroup
+
+from streamfleet_common.errors import (
+    BrokerUnavailable,
+    DeadlineExceeded,
+    InvalidRequest,
+    ModelNotFound,
+    QueueFull,
+    RequestNotFound,
+    StreamfleetError,
+)
+from streamfleet_common.schemas import Failure
+from streamfleet_producer.cli.processes import ending
+
+_T = TypeVar("_T")
+
+FAILED = 1
+_CODES: tuple[tuple[type[StreamfleetError], int], ...] = (
+    (InvalidRequest, 2),
+    (QueueFull, 3),
+    (BrokerUnavailable, 4),
+    (RequestNotFound, 5),
+    (ModelNotFound, 5),
+    (DeadlineExceeded, 124),
+)
+EXIT_CODES = (
+    "Exit status: 0 done, 1 failed or cancelled, 2 wrong usage or request, 3 queue full, "
+    "4 no broker, 5 not found, 124 deadline passed, 130 ended by Ctrl-C."
+)
+
+
+def exit_code(error: StreamfleetError) -> int:
+    """What a script is told about an error."""
+    return next((code for kind, code in _CODES if isinstance(error, kind)), FAILED)
+
+
+def stdout() -> Console:
+    """The console for results; made anew, so that it looks at the stream as it is now."""
+    return Console(highlight=False)
+
+
+def stderr() -> Console:
+    """The console for what is said besides the results."""
+    return Console(stderr=True, highlight=False)
+
+
+def say(text: str, style: str = "") -> None:
+    """A line for the person, on stderr, never broken by us."""
+    stderr().print(Text(text, style=style), soft_wrap=True)
+
+
+def complain(message: str) -> None:
+    """An error in one line, red on a terminal."""
+    stderr().print(Text.assemble(("error: ", "bold red"), (message, "red")), soft_wrap=True)
+
+
+def print_json(value: object) -> None:
+    """One line of JSON on stdout."""
+    sys.stdout.write(json.dumps(value, ensure_ascii=False) + "\n")
+    sys.stdout.flush()
+
+
+def printable(text: str) -> str:
+    """The text without control characters: a model must not steer somebody's terminal."""
+    return "".join(char for char in text if char.isprintable() or char in "\n\t")
+
+
+def program() -> str:
+    """How this command is called here, to be typed again: its path where the shell would not find it."""
+    called = sys.argv[0]
+    found = shutil.which("streamfleet")
+    if found is not None and Path(called).exists() and Path(found).samefile(called):
+        return "streamfleet"
+    return called if Path(called).name == "streamfleet" else "streamfleet"
+
+
+def run(coroutine: Coroutine[Any, Any, _T]) -> _T:
+    """Run a command's work on an event loop; a signal to end cancels it first.
+
+    Raises:
+        typer.Exit: with 128 + the signal's number, after a signal.
+    """
+    with ending() as end:
+        try:
+            return asyncio.run(coroutine)
+        except KeyboardInterrupt:
+            raise typer.Exit(end.exit_code) from None
+
+
+class Group(TyperGroup):
+    """The commands; what goes wrong in one is said in a line, not in a traceback."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command that was asked for."""
+        try:
+            return super().invoke(ctx)
+        except StreamfleetError as error:
+            # A script that asked for JSON gets the error's parts too.
+            if ctx.meta.get("json"):
+                sys.stderr.write(json.dumps({"error": Failure.of(error).model_dump()}) + "\n")
+            else:
+                complain(error.message)
+            raise typer.Exit(exit_code(error)) from None
+        except KeyboardInterrupt:
+            raise typer.Exit(130) from None

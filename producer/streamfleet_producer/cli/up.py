@@ -1,0 +1,212 @@
+"""`streamfleet up`: a broker and workers on this machine, until Ctrl-C."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import shlex
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.text import Text
+
+from streamfleet_common.connections import redacted
+from streamfleet_common.embedded import EmbeddedBroker
+from streamfleet_common.errors import BrokerUnavailable, InvalidRequest
+from streamfleet_producer.cli.crew import Crew
+from streamfleet_producer.cli.options import DEFAULT_URL
+from streamfleet_producer.cli.terminal import FAILED, complain, program, run, say, stdout
+from streamfleet_producer.cli.worker_process import WorkerProcess
+from streamfleet_producer.client import Client
+
+DEFAULT_PORT = 6379
+PORTS_TRIED = 100
+TICK_S = 0.1
+DRAIN_S = 40.0
+"""Longer than a worker takes by its own settings, unless they say otherwise."""
+HOST = "127.0.0.1"
+
+
+def up(
+    *,
+    workers: Annotated[int, typer.Option("--workers", "-n", min=1, max=64, help="How many workers.")] = 1,
+    model: Annotated[
+        str,
+        typer.Option(
+            envvar="STREAMFLEET_MODEL",
+            help="An alias, a folder, a GGUF file, or a hub reference org/name[@revision].",
+        ),
+    ] = "smollm2",
+    queue: Annotated[
+        str | None,
+        typer.Option(
+            "--queue", "-q", envvar="STREAMFLEET_QUEUE", help="Default: the model's name.", show_default=False
+        ),
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            help="Keep the broker's data in this folder; else it goes with the command.", show_default=False
+        ),
+    ] = None,
+    port: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=65535,
+            help="The broker's port. Default: 6379, or the next free one.",
+            show_default=False,
+        ),
+    ] = None,
+    redis_url: Annotated[
+        str | None,
+        typer.Option(help="Use this Redis or Valkey server and start none.", show_default=False),
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(help="auto, cpu, cuda, cuda:1, mps.", show_default=False)
+    ] = None,
+    precision: Annotated[
+        str | None, typer.Option(help="auto, float32, bfloat16, float16.", show_default=False)
+    ] = None,
+    threads: Annotated[
+        int | None, typer.Option(help="CPU threads of each worker's model.", show_default=False)
+    ] = None,
+    max_batch_size: Annotated[
+        int | None, typer.Option(help="Requests in one batch, at most.", show_default=False)
+    ] = None,
+) -> None:
+    """Keep a broker and workers running here.
+
+    It prints where to point a client. A worker that ends is started again. More settings of the workers
+    come from the environment (STREAMFLEET_MAX_SEQ_LEN, ...). Ctrl-C lets them finish what they run (exit
+    status 0); a second one ends all at once.
+    """
+    if redis_url is not None and (data is not None or port is not None):
+        raise InvalidRequest(
+            "--data and --port are about a broker started here, --redis-url is about another"
+        )
+    settings: dict[str, object] = {
+        "queue": queue or queue_of(model),
+        "model": model,
+        "device": device,
+        "precision": precision,
+        "threads": threads,
+        "max_batch_size": max_batch_size,
+    }
+    raise typer.Exit(run(_up(workers, settings, redis_url, data, port)))
+
+
+def queue_of(model: str) -> str:
+    """A queue's name for a model: the last part of its reference, as far as a name may hold it."""
+    last = model.partition("@")[0].rstrip("/").rpartition("/")[2].removesuffix(".gguf")
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", last)[:64] or "default"
+
+
+async def _up(
+    count: int, settings: dict[str, object], redis_url: str | None, data: Path | None, port: int | None
+) -> int:
+    queue = str(settings["queue"])
+    with _broker(redis_url, data, port) as (url, broker):
+        async with Client(url, queue) as fleet:
+            await fleet.depth()  # whether it can be reached, before anything is started
+        crew = Crew(count, {**settings, "redis_url": url}, _print)
+        try:
+            crew.start()
+            plural = "" if count == 1 else "s"
+            _print(f"loading   {settings['model']} in {count} worker{plural}")
+            return await _keep(crew, broker, url, queue)
+        except asyncio.CancelledError:
+            # Asked to end, which is how this command is meant to end.
+            await _drain(crew)
+            return 0
+        finally:
+            crew.kill()
+
+
+async def _keep(crew: Crew, broker: EmbeddedBroker | None, url: str, queue: str) -> int:
+    """Run until cancelled; gives an exit status if the crew cannot even start."""
+    greeted = False
+    while True:
+        hopeless = crew.hopeless()
+        if hopeless is not None:
+            return _give_up(hopeless)
+        crew.tick()
+        if crew.all_ready and not greeted:
+            greeted = True
+            _greet(url, queue)
+        if broker is not None and not broker.is_alive():
+            _print("broker    ended; starting it again")
+            await asyncio.to_thread(broker.restart)
+        await asyncio.sleep(TICK_S)
+
+
+async def _drain(crew: Crew) -> None:
+    say("ending: the workers finish what they run (Ctrl-C again ends all at once)", "dim")
+    crew.terminate()
+    for _ in range(round(DRAIN_S / TICK_S)):
+        if crew.gone:
+            return
+        await asyncio.sleep(TICK_S)
+
+
+@contextmanager
+def _broker(
+    redis_url: str | None, data: Path | None, port: int | None
+) -> Iterator[tuple[str, EmbeddedBroker | None]]:
+    """The URL of the broker, and the broker if it is ours."""
+    if redis_url is not None:
+        _print(f"broker    {redacted(redis_url)}, not started here")
+        yield redis_url, None
+        return
+    chosen = port or _free_port()
+    with EmbeddedBroker(data, chosen) as broker:
+        kept = f"data in {data}" if data is not None else "data kept until the end of this command"
+        url = DEFAULT_URL if chosen == DEFAULT_PORT else f"redis://localhost:{chosen}/0"
+        _print(f"broker    Valkey {broker.version} on {url}, {kept}")
+        if port is None and chosen != DEFAULT_PORT:
+            _print(f"          (port {DEFAULT_PORT} is taken, so it listens on {chosen})")
+        # The address it listens on: `localhost` may also lead elsewhere.
+        yield broker.url, broker
+
+
+def _free_port() -> int:
+    for port in range(DEFAULT_PORT, DEFAULT_PORT + PORTS_TRIED):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            with contextlib.suppress(OSError):
+                probe.bind((HOST, port))
+                return port
+    raise BrokerUnavailable(
+        f"no free port from {DEFAULT_PORT} to {DEFAULT_PORT + PORTS_TRIED - 1}: choose one with --port"
+    )
+
+
+def _greet(url: str, queue: str) -> None:
+    local = url.replace(HOST, "localhost")
+    ask = f'{program()} stream "What is the capital of France?" --queue {queue}'
+    if local != DEFAULT_URL:
+        ask += f" --redis-url {shlex.quote(redacted(local))}"
+    _print("")
+    _print("Ready. Point a client at")
+    _print(f"  url     {redacted(local)}")
+    _print(f"  queue   {queue}")
+    _print("and try, in a second terminal,")
+    _print(f"  {ask}", "cyan")
+    _print("Ctrl-C ends all.", "dim")
+
+
+def _give_up(worker: WorkerProcess) -> int:
+    complain(f"the worker ended while starting: {worker.why_ended()}")
+    say("The end of its log:", "dim")
+    for line in worker.tail():
+        say(f"  {line}", "dim")
+    return FAILED
+
+
+def _print(text: str, style: str = "") -> None:
+    stdout().print(Text(text, style=style), soft_wrap=True)

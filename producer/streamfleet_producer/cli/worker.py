@@ -1,0 +1,50 @@
+"""`streamfleet worker`: one worker in the foreground."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated
+
+from typer import Option
+
+from streamfleet_producer.cli.worker_process import COMMAND, environment
+
+
+def worker(
+    *,
+    queue: Annotated[str | None, Option("--queue", "-q", help="The queue it serves.")] = None,
+    model: Annotated[
+        str | None,
+        Option(help="An alias (smollm2), a folder, a GGUF file, or a hub reference org/name[@revision]."),
+    ] = None,
+    engine: Annotated[str | None, Option(help="generation, or scripted: answers without a model.")] = None,
+    device: Annotated[str | None, Option(help="auto, cpu, cuda, cuda:1, mps.")] = None,
+    precision: Annotated[str | None, Option(help="auto, float32, bfloat16, float16.")] = None,
+    threads: Annotated[int | None, Option(help="CPU threads of the model.")] = None,
+    max_batch_size: Annotated[int | None, Option(help="Requests in one batch, at most.")] = None,
+    max_delay_ms: Annotated[
+        float | None, Option(help="How long a request may wait for a batch to fill.")
+    ] = None,
+    max_seq_len: Annotated[int | None, Option(help="Tokens of prompt and answer together.")] = None,
+    max_queue_depth: Annotated[
+        int | None, Option(help="Unfinished requests at which the queue refuses more.")
+    ] = None,
+    redis_url: Annotated[str | None, Option(help="Where Redis is.")] = None,
+    http_port: Annotated[
+        int | None, Option(help="Port of /healthz, /readyz and /metrics; 0 picks a free one.")
+    ] = None,
+    drain_timeout_s: Annotated[
+        float | None, Option(help="How long it finishes its requests when told to stop.")
+    ] = None,
+) -> None:
+    """Run one worker in the foreground.
+
+    Ctrl-C lets it finish its requests; its exit status is 0 then. What is not given comes from the
+    environment (STREAMFLEET_QUEUE, STREAMFLEET_MODEL, ...), else from the worker's own defaults.
+    """
+    settings = dict(locals())
+    # The worker takes this process over: signals and exit status are its own.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execve(COMMAND[0], COMMAND, environment(settings))  # noqa: S606 - no shell is wanted

@@ -10,7 +10,6 @@ from types import TracebackType
 from streamfleet_common.broker import Submitted
 from streamfleet_common.errors import (
     BrokerUnavailable,
-    Cancelled,
     DeadlineExceeded,
     IncompleteGeneration,
     InvalidRequest,
@@ -20,7 +19,7 @@ from streamfleet_common.errors import (
 from streamfleet_common.frames import Frame
 from streamfleet_common.records import Record
 from streamfleet_common.schemas import End
-from streamfleet_producer.link import Link
+from streamfleet_producer.link import Link, closed
 from streamfleet_producer.ticket import failure_of
 
 
@@ -58,6 +57,9 @@ class Answer:
         """Begin to worry. Times are the loop's, in seconds; `doubtful` asks the record at once."""
         if self.future.done():
             return
+        if self._link.is_closed:
+            self.abandon()
+            return
         self._armed = True
         self.heard_at = asyncio.get_running_loop().time()
         self.deadline_at, self.late_at = deadline_at, late_at
@@ -74,7 +76,10 @@ class Answer:
             self.future.exception()  # nobody may have asked, and that is no news
 
     def abandon(self) -> None:
-        self._fail(Cancelled("the client was closed while this was waited for"))
+        if self._owned and not self._ended:
+            self._link.cancels.post(self.rid)
+            self._owned = False
+        self._fail(closed())
 
     # --- a Listener
 

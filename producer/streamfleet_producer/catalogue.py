@@ -59,6 +59,11 @@ class Catalogue:
         await asyncio.shield(self._reading)
         return self._cards
 
+    async def settle(self) -> None:
+        """Wait until nothing is being read."""
+        if self._reading is not None:
+            await asyncio.wait([self._reading])
+
     async def _read(self) -> None:
         try:
             self._cards = await self._broker.cards()

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from streamfleet_common.broker import Broker, Submission, Submitted
 from streamfleet_common.connections import Connections
-from streamfleet_common.errors import BrokerUnavailable, Conflict, QueueFull, StreamfleetError
+from streamfleet_common.errors import BrokerUnavailable, Cancelled, Conflict, QueueFull, StreamfleetError
 from streamfleet_common.records import Record
 from streamfleet_common.schemas import State
 from streamfleet_common.subscriber import Listener, Subscriber
@@ -63,7 +63,7 @@ class Link:
         self.patience = patience
         self.broker = Broker(connections, queue)
         self.catalogue = Catalogue(self.broker, queue, life_s=card_life_s)
-        self.submits: Coalescer[Submission, Submitted] = Coalescer(self.broker.submit)
+        self.submits: Coalescer[Submission, Submitted] = Coalescer(self._submit)
         self.cancels: Coalescer[str, State | None] = Coalescer(
             lambda rids: self.broker.cancel(rids, self.tenant)
         )
@@ -72,6 +72,10 @@ class Link:
         )
         self.watch = Watch(patience.silence_s, lambda: self._expiries.post(None))
         self._expiries: Coalescer[None, None] = Coalescer(self._expire)
+        self.is_closed = False
+        self._untaken: set[str] = set()
+        """Requests that were accepted, and whose submitter does not know yet: a closing link cancels them."""
+        self._calls: set[asyncio.Future[Sequence[Submitted]]] = set()
         self.waiting: set[Waiting] = set()
         """Whoever has to be told when the link closes."""
         self._connections = connections
@@ -87,7 +91,10 @@ class Link:
 
         Raises:
             BrokerUnavailable: not confirmed in time.
+            Cancelled: the link is closed.
         """
+        if self.is_closed:
+            raise closed()
         await self._subscriber.subscribe([(self.channel(rid), listener) for rid, listener in listeners])
 
     async def leave(self, listeners: Sequence[tuple[str, Listener]]) -> None:
@@ -104,44 +111,60 @@ class Link:
 
         Raises:
             QueueFull, Conflict: it was not accepted.
+            Cancelled: the link was closed; the request is cancelled.
             BrokerUnavailable: Redis cannot be reached. It may have been accepted all the same.
         """
+        if self.is_closed:
+            raise closed()
         future = self.submits.put(submission)
         try:
             submitted = await asyncio.shield(future)
         except asyncio.CancelledError:
-            future.add_done_callback(lambda told: self._regret(submission.envelope.rid, told))
+            future.add_done_callback(lambda _: self._regret([submission]))
             raise
+        self._taken([submission])
         refusal = self.refusal(submitted)
         if refusal is not None:
             raise refusal
         return submitted
 
     async def submit_all(self, submissions: Sequence[Submission]) -> Sequence[Submitted]:
-        """Submit requests in one call of their own; gives what became of each.
-
-        If the caller is cancelled meanwhile, they are cancelled after it.
-        """
+        """Submit requests in one call of their own; gives what became of each. Else as `submit`."""
         if not submissions:
             return []
-        call = asyncio.ensure_future(self.broker.submit(submissions))
+        if self.is_closed:
+            raise closed()
+        call = asyncio.ensure_future(self._submit(submissions))
+        self._calls.add(call)
+        call.add_done_callback(self._calls.discard)
         try:
-            return await asyncio.shield(call)
+            outcomes = await asyncio.shield(call)
         except asyncio.CancelledError:
-            call.add_done_callback(lambda told: self._regret_all(submissions, told))
+            call.add_done_callback(lambda _: self._regret(submissions))
             raise
+        self._taken(submissions)
+        return outcomes
 
-    def _regret_all(self, submissions: Sequence[Submission], told: asyncio.Future[list[Submitted]]) -> None:
-        if told.cancelled() or told.exception() is not None:
-            return
-        for submission, submitted in zip(submissions, told.result(), strict=True):
+    async def _submit(self, submissions: Sequence[Submission]) -> Sequence[Submitted]:
+        outcomes = await self.broker.submit(submissions)
+        for submission, submitted in zip(submissions, outcomes, strict=True):
+            # What is a duplicate may be somebody else's request.
             if submitted.outcome == "accepted":
-                self.cancels.post(submission.envelope.rid)
+                self._untaken.add(submission.envelope.rid)
+        return outcomes
 
-    def _regret(self, rid: str, told: asyncio.Future[Submitted]) -> None:
-        # Not if it was accepted before: then it is somebody else's request.
-        if not told.cancelled() and told.exception() is None and told.result().outcome == "accepted":
-            self.cancels.post(rid)
+    def _taken(self, submissions: Sequence[Submission]) -> None:
+        if self.is_closed:
+            raise closed()
+        self._untaken.difference_update(submission.envelope.rid for submission in submissions)
+
+    def _regret(self, submissions: Sequence[Submission]) -> None:
+        if self.is_closed:
+            return
+        for submission in submissions:
+            if submission.envelope.rid in self._untaken:
+                self._untaken.discard(submission.envelope.rid)
+                self.cancels.post(submission.envelope.rid)
 
     def refusal(self, submitted: Submitted) -> StreamfleetError | None:
         """Why a submission was not accepted; None if it was, now or before."""
@@ -173,11 +196,24 @@ class Link:
         return asked
 
     async def close(self) -> None:
-        """Send what still waits to be sent, then close the connections."""
+        """End all who wait, send what still waits to be sent, then close the connections."""
+        self.is_closed = True
         for waiting in tuple(self.waiting):
             waiting.abandon()
         self.watch.close()
-        for coalescer in (self.submits, self.cancels):
-            await coalescer.flush()
+        await asyncio.gather(*self._calls, return_exceptions=True)
+        await self.submits.flush()
+        for rid in self._untaken:
+            self.cancels.post(rid)
+        await self.cancels.flush()
+        # What these ask would otherwise ask it again, over connections made anew.
+        await self.records.flush()
+        await self._expiries.flush()
+        await self.catalogue.settle()
         await self._subscriber.close()
         await self._connections.close()
+
+
+def closed() -> Cancelled:
+    """The error of whoever waits for a client that is closed."""
+    return Cancelled("the client was closed while this was waited for")

@@ -11,7 +11,6 @@ from typing import Literal, Self
 
 from streamfleet_common.errors import (
     BrokerUnavailable,
-    Cancelled,
     GenerationFailed,
     IncompleteGeneration,
     InvalidRequest,
@@ -21,7 +20,7 @@ from streamfleet_common.errors import (
 from streamfleet_common.frames import Frame
 from streamfleet_common.schemas import Delta, End, Prefill, Restart, Start
 from streamfleet_producer.answer import end_of, too_late, vanished
-from streamfleet_producer.link import Link
+from streamfleet_producer.link import Link, closed
 from streamfleet_producer.ticket import Ticket, failure_of
 from streamfleet_producer.transcript import Replay, Tokens, Transcript
 
@@ -114,14 +113,21 @@ class TokenStream:
 
     async def wait(self) -> End:
         """Skip to the end. Raises as the iteration does."""
-        while await self._next() is not None:
+        while await self.next_event() is not None:
             pass
         return self.result
 
     async def events(self) -> AsyncIterator[StreamEvent]:
         """All events, restarts included; see the class."""
-        while (event := await self._next()) is not None:
+        while (event := await self.next_event()) is not None:
             yield event
+
+    async def next_event(self) -> StreamEvent | None:
+        """The next of all events; None when there are no more."""
+        event = await self._next()
+        if isinstance(event, Restart):
+            self._voids.popleft()
+        return event
 
     def __aiter__(self) -> Self:
         return self
@@ -137,7 +143,7 @@ class TokenStream:
             elif isinstance(event, Restart):
                 void = self._voids.popleft()
                 self._replay = Replay(void if self._replay is None else self._replay.shown.or_longer(void))
-        if self._replay is not None and not self._replay.caught_up:
+        if self._replay is not None and not self._replay.caught_up():
             raise self._fail(_differs())
         raise StopAsyncIteration
 
@@ -160,7 +166,10 @@ class TokenStream:
         self._frames.clear()
 
     def abandon(self) -> None:
-        self._error = self._error or Cancelled("the client was closed while this was read")
+        if self.owned and self._end is None:
+            self._link.cancels.post(self.id)
+            self.owned = False
+        self._error = self._error or closed()
         self._wake()
 
     # --- for whoever opens it
@@ -170,6 +179,9 @@ class TokenStream:
         self.heard_at = asyncio.get_running_loop().time()
         self.deadline_at, self.late_at = deadline_at, late_at
         self._doubt = self._doubt or doubtful
+        if self._link.is_closed:
+            self.abandon()
+            return
         self._link.watch.add(self)
         self._link.waiting.add(self)
 

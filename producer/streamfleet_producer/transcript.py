@@ -139,8 +139,8 @@ class Replay:
         self.shown = shown
         self._at = dict.fromkeys(shown.ids, 0)
 
-    @property
     def caught_up(self) -> bool:
+        """Whether everything shown before has come again."""
         return all(self._at[index] == len(ids) for index, ids in self.shown.ids.items())
 
     def take(self, delta: Delta) -> Delta | None:

@@ -1,0 +1,158 @@
+"""A worker moved by hand: a test takes every step of the protocol itself, in the order it wants."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Literal, Self
+
+import redis.asyncio
+
+from streamfleet_common import codec
+from streamfleet_common.broker import Broker, Delivery, Emission, Entry, Finish
+from streamfleet_common.connections import Connections
+from streamfleet_common.errors import StreamfleetError
+from streamfleet_common.schemas import (
+    LANES,
+    Card,
+    Choice,
+    Delta,
+    End,
+    Envelope,
+    Event,
+    Failure,
+    Limits,
+    Start,
+)
+
+
+@dataclass
+class Work:
+    """A request that this worker runs."""
+
+    delivery: Delivery
+    envelope: Envelope
+    seq: int = 0
+
+    @property
+    def rid(self) -> str:
+        return self.envelope.rid
+
+
+def delta(text: str, first_id: int = 0) -> Delta:
+    """A delta with a token for each character, counted up from `first_id`."""
+    ids = tuple(range(first_id, first_id + len(text)))
+    return Delta(token_ids=ids, texts=tuple(text))
+
+
+def done(text: str, *, of: int, last_seq: int) -> End:
+    choice = Choice(text=text, token_ids=tuple(range(len(text))), finish_reason="length")
+    return End(state="done", of=of, last_seq=last_seq, choices=(choice,))
+
+
+class HandWorker:
+    def __init__(self, url: str, queue: str = "q", name: str = "w1") -> None:
+        self.queue = queue
+        self.name = name
+        self._connections = Connections.open(url)
+        self.broker = Broker(self._connections, queue)
+        self.redis: redis.asyncio.Redis = redis.asyncio.Redis.from_url(url)
+        self.start = Start(worker=name, model="m")
+
+    async def __aenter__(self) -> Self:
+        await self.broker.create_groups()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._connections.close()
+        await self.redis.aclose()
+
+    async def announce(
+        self,
+        *,
+        life_ms: int = 60_000,
+        model: str = "m",
+        tasks: Sequence[str] = ("generate",),
+        max_seq_len: int = 1000,
+        max_queue_depth: int = 1000,
+        max_request_bytes: int = codec.MAX_REQUEST_BYTES,
+        vocab_size: int = 0,
+    ) -> None:
+        limits = Limits(
+            max_batch_size=32,
+            max_seq_len=max_seq_len,
+            max_queue_depth=max_queue_depth,
+            max_request_bytes=max_request_bytes,
+            vocab_size=vocab_size,
+        )
+        card = Card(worker=self.name, queue=self.queue, model=model, tasks=tuple(tasks), limits=limits)
+        await self.broker.announce(card, life_ms=life_ms)
+
+    async def take(self, count: int = 1) -> list[Work]:
+        """Read and start exactly `count` requests; waits for them."""
+        taken: list[Work] = []
+        while len(taken) < count:
+            taken += await self.begin(
+                await self.broker.read(self.name, LANES, count - len(taken), block_ms=1000)
+            )
+        return taken
+
+    async def begin(self, entries: Sequence[Entry]) -> list[Work]:
+        """Start what was read."""
+        begun: list[Work] = []
+        for started in await self.broker.start(self.name, entries, self.start) if entries else ():
+            assert isinstance(started, Delivery)
+            begun.append(Work(started, codec.decode_envelope(started.entry.payload)))
+        return begun
+
+    async def emit(self, work: Work, event: Event) -> bool:
+        """Publish and log an event, as a worker does."""
+        work.seq += 1
+        emission = Emission(work.delivery, work.envelope.tenant, work.seq, codec.encode(event))
+        return (await self.broker.emit([emission]))[0]
+
+    async def log(self, work: Work, event: Event) -> None:
+        """Log an event, but lose its message."""
+        work.seq += 1
+        place = f"{work.delivery.epoch}-{work.seq}"
+        frame = place.encode() + b" " + codec.encode(event)
+        await self.redis.xadd(self.broker.keys.log(work.rid), {"f": frame}, id=place)
+
+    async def publish(self, work: Work, frame: bytes) -> None:
+        """Send any bytes at all to a request's listeners."""
+        await self.redis.publish(self.broker.keys.channel(work.envelope.tenant, work.rid), frame)
+
+    async def finish(self, work: Work, text: str, **fields: Any) -> bool:
+        end = done(text, of=work.delivery.epoch, last_seq=work.seq)
+        return (await self.broker.finish([Finish(work.delivery, end.model_copy(update=fields))]))[0]
+
+    async def fail(
+        self, work: Work, error: StreamfleetError, state: Literal["failed", "dead"] = "failed"
+    ) -> bool:
+        end = End(state=state, error=Failure.of(error), last_seq=work.seq)
+        return (await self.broker.finish([Finish(work.delivery, end)]))[0]
+
+    async def lose(self, work: Work) -> None:
+        """Put a running request back in its lane, as is done when its worker is lost."""
+        keys = self.broker.keys
+        lane = work.delivery.entry.lane
+        record: Any = await self.redis.get(keys.record(work.rid))
+        head, epoch, eid, _, *rest = record.decode().split("|")
+        fields: Any = {"r": work.rid, "p": work.delivery.entry.payload}
+        entry: Any = await self.redis.xadd(keys.lane(lane), fields)
+        queued = [f"Q{head[1:]}", str(int(epoch) + 1), entry.decode(), "", *rest]
+        await self.redis.set(keys.record(work.rid), "|".join(queued))
+        await self.redis.xack(keys.lane(lane), "w", eid)
+        await self.redis.xdel(keys.lane(lane), eid)
+
+    async def cut_subscribers(self) -> None:
+        """Cut every pub/sub connection."""
+        await self.redis.client_kill_filter(_type="pubsub")
+
+    async def channels(self) -> list[bytes]:
+        """What anybody listens to."""
+        names: Any = await self.redis.pubsub_channels()
+        return list(names)

@@ -367,7 +367,12 @@ class Broker:
         """Show a worker's card for `life_ms`; 0 takes it down."""
         args = [card.worker, codec.encode(card), life_ms, card.limits.max_queue_depth]
         now = await self._call("announce", args)
-        await self._ask(lambda: self._commands.hset(QUEUES, self.keys.queue, str(now)))
+        try:
+            await self._ask(lambda: self._commands.hset(QUEUES, self.keys.queue, str(now)))
+        except BrokerUnavailable as error:
+            # The card itself is shown. A full Redis refuses a plain command, and knows the name since long.
+            if error.details.get("reason") != "out_of_memory":
+                raise
 
     # --- what anybody may ask
 

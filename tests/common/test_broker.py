@@ -77,9 +77,7 @@ class Channel:
     def __init__(self, raw: Any, rid: str, tenant: str = "default") -> None:
         self._pubsub = raw.pubsub(ignore_subscribe_messages=True)
         self._pubsub.subscribe(f"{T}:c:{tenant}:{rid}")
-        self._raw = raw
-        while self._pubsub.get_message(timeout=5) is None and not self._pubsub.subscribed:
-            pass
+        self._pubsub.get_message(timeout=5)  # the confirmation
 
     def messages(self) -> list[bytes]:
         # A publish goes out before the reply of the script that made it; a ping on this line comes behind it.
@@ -540,6 +538,14 @@ async def test_garbage_in_a_lane_goes_to_the_dead_letter_once(broker: Broker, ra
     assert (await broker.depth()).dead == len(GARBAGE)
     assert_drained(raw)
     assert await take_all(broker, "w2") == []
+
+
+async def test_entries_of_one_id_in_two_lanes_are_two(broker: Broker, raw: Any) -> None:
+    for lane in ("high", "bulk"):
+        raw.xadd(f"{T}:s:{lane}", {"x": "y"}, id="5-5")
+    assert await broker.start("w1", await take_all(broker), START) == ["stray", "stray"]
+    assert raw.xlen(f"{T}:dead") == 2
+    assert_drained(raw)
 
 
 async def test_garbage_does_not_hold_up_the_rest_of_a_batch(broker: Broker, raw: Any) -> None:

@@ -14,7 +14,7 @@ for i, rid in ipairs(rids) do
   local eid, lane = ARGV[3 * i + 2], ARGV[3 * i + 3]
   local record = known[i]
   -- The same entry twice in one batch gets one answer.
-  local place = rid .. ' ' .. eid
+  local place = lane .. ' ' .. eid .. ' ' .. rid
   local earlier = seen[place]
   seen[place] = earlier or i
   local function gone()

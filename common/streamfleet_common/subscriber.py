@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -60,6 +61,7 @@ class Subscriber:
         self._changed: set[str] = set()
         self._wake = asyncio.Event()
         self._ping = False
+        self._heard_at = 0.0
         # What the server knows of us on the present connection:
         self._asked: set[str] = set()  # channels whose last command was SUBSCRIBE
         self._owed: Counter[str] = Counter()  # confirmations still to come, by channel
@@ -80,15 +82,19 @@ class Subscriber:
         self._change(channel for channel, _ in new)
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._run(), name="subscriber")
+        # A bare timer: `asyncio.timeout` and `gather` cost as much as all the rest here.
+        timer = loop.call_later(timeout_s, _give_up, [ear for _, ear in new])
         try:
-            async with asyncio.timeout(timeout_s):
-                await asyncio.gather(*(ear.ready for _, ear in new))
+            for _, ear in new:
+                await ear.ready
         except BaseException as error:
             for channel, ear in new:
                 self._remove(channel, ear)
             if isinstance(error, (TimeoutError, RedisError)):
                 raise self._unavailable(error) from self._failure
             raise
+        finally:
+            timer.cancel()
 
     async def unsubscribe(self, channels: Iterable[str], listener: Listener | None = None) -> None:
         """Stop listening, all on these channels or one `listener`; messages on their way are dropped."""
@@ -117,6 +123,8 @@ class Subscriber:
         if not ear.ready.done():
             # Somebody else took the channel down: whoever waits for it need not wait any longer.
             ear.ready.set_result(None)
+        elif not ear.ready.cancelled():
+            ear.ready.exception()  # raised for another channel of the same call already
         if not ears:
             del self._ears[channel]
             self._change([channel])
@@ -160,8 +168,6 @@ class Subscriber:
                 await self._talk(connection)
             except (RedisError, OSError, TimeoutError) as error:
                 self._failure = error
-                if isinstance(error, (AuthenticationError, NoPermissionError)):
-                    self._fail_waiting(error)
                 # A connection that worked has earned a quick return.
                 failures = 1 if self._live else failures + 1
             finally:
@@ -173,6 +179,9 @@ class Subscriber:
                     with contextlib.suppress(RedisError, OSError):
                         await connection.disconnect(nowait=True)
                     await pool.release(connection)
+            # Only now, so that whoever is told finds the refused connection gone.
+            if isinstance(self._failure, (AuthenticationError, NoPermissionError)):
+                self._fail_waiting(self._failure)
             # Full jitter, so that a fleet does not come back all at once.
             await asyncio.sleep(random.uniform(0, min(MAX_BACKOFF_S, 0.05 * 2 ** min(failures, 10))))
 
@@ -208,18 +217,30 @@ class Subscriber:
             await connection.disconnect(nowait=True)
 
     async def _read(self, connection: Any) -> None:
-        silent = False
+        loop = asyncio.get_running_loop()
+        self._heard_at = loop.time()
+        asked = False
+        while True:
+            heard_at = self._heard_at
+            # One timeout for a silence, not one for a message: making it costs as much as reading that.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(heard_at + (2 if asked else 1) * SILENCE_S):
+                    await self._read_on(connection)
+            if self._heard_at != heard_at:
+                asked = False
+            elif asked:
+                raise TimeoutError(f"silent for {2 * SILENCE_S:.0f} s")
+            else:
+                asked = self._ping = True
+                self._wake.set()
+
+    async def _read_on(self, connection: Any) -> None:
+        loop = asyncio.get_running_loop()
         while True:
             reply = await connection.read_response(
-                timeout=SILENCE_S, disconnect_on_error=False, push_request=True
+                timeout=math.inf, disconnect_on_error=False, push_request=True
             )
-            if reply is None:
-                if silent:
-                    raise TimeoutError(f"silent for {2 * SILENCE_S:.0f} s")
-                silent = self._ping = True
-                self._wake.set()
-                continue
-            silent = False
+            self._heard_at = loop.time()
             self._take(reply)
 
     def _take(self, reply: object) -> None:
@@ -255,3 +276,9 @@ class Subscriber:
             asyncio.get_running_loop().call_exception_handler(
                 {"message": "a listener failed", "exception": error}
             )
+
+
+def _give_up(ears: Iterable[_Ear]) -> None:
+    for ear in ears:
+        if not ear.ready.done():
+            ear.ready.set_exception(TimeoutError())

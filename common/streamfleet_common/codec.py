@@ -127,9 +127,12 @@ def _refuse_extension(code: int, data: bytes) -> None:
 
 
 def _deeper_than(value: Any, depth: int) -> bool:
-    # Bounded by its own argument, so a hostile nesting cannot exhaust the stack.
-    if isinstance(value, dict):
-        return depth == 0 or any(_deeper_than(child, depth - 1) for child in value.values())
-    if isinstance(value, tuple):
-        return depth == 0 or any(_deeper_than(child, depth - 1) for child in value)
+    # Bounded by its own argument, so a hostile nesting cannot exhaust the stack. Called for containers only:
+    # most values are none, and a call for each would cost more than unpacking them.
+    if depth == 0:
+        return True
+    for child in value.values() if isinstance(value, dict) else value:
+        kind = type(child)
+        if (kind is tuple or kind is dict) and _deeper_than(child, depth - 1):
+            return True
     return False

@@ -21,11 +21,13 @@ def story(exchanges: Sequence[Exchange], metrics: Mapping[str, float]) -> str:
     tokens = sum(exchange.tokens for exchange in answered)
     firsts = sorted(exchange.first_s for exchange in answered)
     total_s = max(exchange.total_s for exchange in answered)
-    parts = [f"{asked} went through a Redis stream to one worker, which answered them together:"]
+    how = "answered it" if count == 1 else "answered them together"
+    parts = [f"{asked} went through a Redis stream to one worker, which {how}:"]
     if passes:
+        runs = f"{passes} run{'' if passes == 1 else 's'}"
         parts.append(
-            f"{passes} runs of its model made {rows} tokens, in batches of {rows / passes:.1f} requests on "
-            f"average{_largest(metrics)}; one by one it would have taken {rows} runs."
+            f"{runs} of its model made {rows} tokens, in batches of {rows / passes:.1f} requests on "
+            f"average{_larger(metrics)}; one at a time it would have taken {rows} runs."
         )
     parts.append(
         f"The first tokens were here {_span(firsts)} s after the question, and {tokens} tokens in "
@@ -37,25 +39,16 @@ def story(exchanges: Sequence[Exchange], metrics: Mapping[str, float]) -> str:
     return " ".join(parts)
 
 
-def _largest(metrics: Mapping[str, float]) -> str:
-    """What the histogram knows of the largest batch: the bucket it fell in."""
-    total = metrics.get("streamfleet_batch_size_count", 0)
+def _larger(metrics: Mapping[str, float]) -> str:
+    """How many batches were of the largest size class that the histogram tells apart."""
+    total = metrics["streamfleet_batch_size_count"]
     bounds = sorted(
-        (float(name.partition("{")[2].rstrip("}")), value)
-        for name, value in metrics.items()
+        (float(name.partition("{")[2].rstrip("}")), count)
+        for name, count in metrics.items()
         if name.startswith("streamfleet_batch_size_bucket{")
     )
-    below = 0.0
-    for bound, value in bounds:
-        if value >= total:
-            return f" ({_range(below, bound)} at most)" if bound != float("inf") else ""
-        below = bound
-    return ""
-
-
-def _range(below: float, bound: float) -> str:
-    lowest, highest = int(below) + 1, int(bound)
-    return str(highest) if lowest >= highest else f"{lowest} to {highest}"
+    larger = [(total - count, bound) for bound, count in bounds if count < total]
+    return f", {larger[-1][0]:.0f} of them larger than {larger[-1][1]:.0f}" if larger else ""
 
 
 def _span(seconds: Sequence[float]) -> str:

@@ -40,43 +40,47 @@ class ProcessKeeper:
             os.set_blocking(end, False)
         signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, _ignore)
-        self._child = subprocess.Popen(
+        signal.signal(signal.SIGTERM, self._pass_on)
+        self._told_to_end = False
+        self._child: subprocess.Popen[bytes] | None = None
+        child = self._child = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=2,
             stderr=2,
             preexec_fn=_before_exec(),  # noqa: PLW1509 - one thread only
         )
-        # An order to end that came before this line has ended the keeper, and the child with it.
-        signal.signal(signal.SIGTERM, self._pass_on)
+        if self._told_to_end:  # while it started
+            child.terminate()
 
     def run(self) -> int:
         """Wait for the child's end, or bring it about; gives its exit status."""
-        while self._child.poll() is None:
+        child = self._child
+        assert child is not None  # noqa: S101 - the type checker cannot know it
+        while child.poll() is None:
             readable, _, _ = select.select([0, self._woken], [], [])
             if self._woken in readable:
                 with contextlib.suppress(BlockingIOError):
                     os.read(self._woken, 4096)
             if 0 in readable and not os.read(0, 4096):
-                self._end()
-        # What the child has started ends with it.
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._child.pid, signal.SIGKILL)
-        status = self._child.wait()
-        return status if status >= 0 else 128 - status
-
-    def _end(self) -> None:
-        self._child.terminate()
-        patience_s = time.monotonic() + self._grace_s
-        while self._child.poll() is None and time.monotonic() < patience_s:
-            time.sleep(POLL_S)
-        if self._child.poll() is None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._child.pid, signal.SIGKILL)
-            self._child.wait()
+                child.terminate()
+                patience_s = time.monotonic() + self._grace_s
+                while child.poll() is None and time.monotonic() < patience_s:
+                    time.sleep(POLL_S)
+                _kill_group(child.pid)
+                child.wait()
+        _kill_group(child.pid)  # what the child has started ends with it
+        return child.returncode if child.returncode >= 0 else 128 - child.returncode
 
     def _pass_on(self, number: int, _frame: FrameType | None) -> None:
-        self._child.send_signal(number)
+        self._told_to_end = True
+        if self._child is not None:
+            self._child.send_signal(number)
+
+
+def _kill_group(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
 
 
 def _ignore(_number: int, _frame: FrameType | None) -> None:
@@ -90,7 +94,7 @@ def _before_exec() -> Callable[[], None]:
 
     def before_exec() -> None:
         os.setpgid(0, 0)
-        for number in (signal.SIGINT, signal.SIGHUP):
+        for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)
         if libc is not None:
             # Linux sends it when the *thread* that forked ends; this process has only one.

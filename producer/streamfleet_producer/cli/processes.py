@@ -52,7 +52,8 @@ class KeptProcess:
     @property
     def status(self) -> int | None:
         """The exit status, 128 + n for a death by signal n; None while it runs."""
-        return self._keeper.poll()
+        status = self._keeper.poll()
+        return status if status is None or status >= 0 else 128 - status
 
     def lines(self) -> list[str]:
         """The last lines it said; all of them if it has ended."""
@@ -85,10 +86,15 @@ class KeptProcess:
             unread = b""
             while received := pipe.read(65536):
                 *lines, unread = (unread + received).split(b"\n")
-                for raw in lines:
-                    line = raw.decode(errors="replace").rstrip()
-                    self._lines.append(line)
-                    self._on_line(line)
+                for line in lines:
+                    self._take(line)
+            if unread:
+                self._take(unread)
+
+    def _take(self, raw: bytes) -> None:
+        line = raw.decode(errors="replace").rstrip()
+        self._lines.append(line)
+        self._on_line(line)
 
 
 class Ending:

@@ -142,6 +142,7 @@ async def _keep(crew: Crew, broker: EmbeddedBroker | None, url: str, queue: str)
         if broker is not None and not broker.is_alive():
             _print("broker    ended; starting it again")
             await asyncio.to_thread(broker.restart)
+            _print("broker    is back")
         await asyncio.sleep(TICK_S)
 
 

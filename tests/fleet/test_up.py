@@ -1,0 +1,162 @@
+"""`streamfleet up`, with the scripted engine: a fleet on one machine, asked by other processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+from pathlib import Path
+
+import pytest
+
+from command import Running, descendants, environment, running, streamfleet, wait_gone
+from streamfleet_common.embedded import EmbeddedBroker
+from streamfleet_producer.cli import up
+
+
+def free_port() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return str(probe.getsockname()[1])
+
+
+def workers_of(fleet: Running) -> dict[int, str]:
+    found = descendants(fleet.process.pid)
+    return {
+        pid: args for pid, args in found.items() if args.endswith("streamfleet_worker") and "{" not in args
+    }
+
+
+def test_a_fleet_is_asked_mended_and_ended() -> None:
+    port = free_port()
+    env = environment(STREAMFLEET_REDIS_URL=f"redis://localhost:{port}/0")
+    with running("up", "--workers", "2", "--port", port) as fleet:
+        scraped = fleet.wait_for("metrics").split()[-1]
+        fleet.wait_for("Ready. Point a client at")
+        assert fleet.wait_for("url").split()[-1] == f"redis://localhost:{port}/0"
+        assert fleet.wait_for("queue").split()[-1] == "smollm2"
+        ready_to_copy = fleet.wait_for("streamfleet stream")
+        assert ready_to_copy == (
+            '  streamfleet stream "What is the capital of France?" --queue smollm2 '
+            f"--redis-url redis://localhost:{port}/0"
+        )
+        assert re.fullmatch(r"http://127\.0\.0\.1:\d+/metrics", scraped)
+
+        answer = streamfleet("stream", "ECHO 3", "--queue", "smollm2", env=env)
+        assert (answer.returncode, answer.stdout) == (0, "tok0 tok1 tok2\n")
+        assert json.loads(streamfleet("queues", "--json", env=env).stdout)[0]["workers"] == 2
+
+        victim, _ = sorted(workers_of(fleet))
+        os.kill(victim, signal.SIGKILL)
+        line = fleet.wait_for("ended: it was killed by signal 9; another starts in 1 s")
+        number = line.split()[1]
+        fleet.wait_for(f"worker {number}  scripted")
+        processes = descendants(fleet.process.pid)
+        assert len(workers_of(fleet)) == 2
+
+        os.killpg(fleet.process.pid, signal.SIGINT)
+        status, said = fleet.end()
+
+        assert status == 0
+        assert said[-1].startswith("ending: the workers finish what they run")
+        wait_gone(processes)
+
+
+def test_the_broker_comes_back_with_its_data(tmp_path: Path) -> None:
+    port = free_port()
+    env = environment(STREAMFLEET_REDIS_URL=f"redis://localhost:{port}/0")
+    with running("up", "--port", port, "--data", str(tmp_path)) as fleet:
+        fleet.wait_for("Ready.")
+        rid = streamfleet("submit", "ECHO 2", env=env).stdout.strip()
+        assert streamfleet("result", rid, env=env).stdout == "tok0 tok1\n"
+        (server,) = (
+            pid for pid, args in descendants(fleet.process.pid).items() if "valkey-server" in args.split()[0]
+        )
+        os.kill(server, signal.SIGTERM)
+        fleet.wait_for("broker    ended; starting it again")
+        fleet.wait_for("broker    is back")
+        assert streamfleet("stream", "ECHO 1", env=env).stdout == "tok0\n"
+        assert streamfleet("result", rid, env=env).stdout == "tok0 tok1\n"
+        os.kill(fleet.process.pid, signal.SIGTERM)
+        assert fleet.end()[0] == 0
+
+    assert (tmp_path / "appendonlydir").is_dir()
+
+
+def test_killed_it_takes_all_along() -> None:
+    with running("up", "--port", free_port()) as fleet:
+        fleet.wait_for("Ready.")
+        processes = descendants(fleet.process.pid)
+        fleet.process.kill()
+
+        assert fleet.end()[0] == -signal.SIGKILL
+        wait_gone(processes)
+
+
+def test_another_s_server_is_used_and_left_alone(redis_url: str) -> None:
+    with running("up", "--redis-url", redis_url, "--queue", "mine") as fleet:
+        fleet.wait_for("not started here")
+        fleet.wait_for("Ready.")
+        assert streamfleet("stream", "ECHO 1", "--redis-url", redis_url).stdout == "tok0\n"
+        os.kill(fleet.process.pid, signal.SIGTERM)
+
+        assert fleet.end()[0] == 0
+    assert json.loads(streamfleet("queues", "--json", "--redis-url", redis_url).stdout)[0]["workers"] == 0
+
+
+def test_an_unreachable_server_is_status_4() -> None:
+    done = streamfleet("up", "--redis-url", f"redis://127.0.0.1:{free_port()}/0")
+
+    assert done.returncode == 4
+    assert done.stderr.startswith("error: Redis at ")
+
+
+def test_a_port_that_was_asked_for_and_is_taken(server: EmbeddedBroker) -> None:
+    done = streamfleet("up", "--port", server.url.rpartition(":")[2].removesuffix("/0"))
+
+    assert done.returncode == 4
+    assert "is taken: stop what listens there or choose another port" in done.stderr
+
+
+def test_by_default_it_takes_the_next_free_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        monkeypatch.setattr(up, "DEFAULT_PORT", port)
+
+        assert up._free_port() > port
+
+
+def test_a_worker_that_cannot_start_is_the_end() -> None:
+    done = streamfleet("up", "--port", free_port(), env=environment(STREAMFLEET_MAX_BATCH_SIZE="0"))
+
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: the worker ended while starting: settings are not valid: ")
+
+
+@pytest.mark.slow  # imports torch
+def test_a_model_that_is_not_there_is_the_end() -> None:
+    pytest.importorskip("torch")
+    env = environment(STREAMFLEET_ENGINE="generation")
+    done = streamfleet("up", "--port", free_port(), "--model", "/no/such/model", env=env)
+
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: the worker ended while starting: ")
+    assert "/no/such/model" in done.stderr.splitlines()[0]
+
+
+@pytest.mark.parametrize(
+    ("model", "queue"),
+    [
+        ("smollm2", "smollm2"),
+        ("org/Name-1.5@main", "Name-1.5"),
+        ("/models/My Model/", "My-Model"),
+        ("./x.Q4_1.gguf", "x.Q4_1"),
+        ("///", "default"),
+    ],
+)
+def test_a_queue_is_named_after_its_model(model: str, queue: str) -> None:
+    assert up.queue_of(model) == queue

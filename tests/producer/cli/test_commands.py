@@ -1,0 +1,324 @@
+"""The commands that a service's scripts call, on a real server: what they print, and how they exit."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from command import LIMIT_S, PROGRAM, environment, running, streamfleet
+from hand_worker import HandWorker
+from streamfleet_producer.cli.app import app
+from streamfleet_producer.cli.worker_process import COMMAND
+from streamfleet_producer.client import Client
+from streamfleet_worker.settings import WorkerSettings
+
+Call = Callable[..., Result]
+NOBODY = "00" + "f" * 32
+
+
+@pytest.fixture
+def call(fleet_url: str, monkeypatch: pytest.MonkeyPatch) -> Call:
+    """Run a command in this process, on the fleet."""
+    monkeypatch.setenv("STREAMFLEET_REDIS_URL", fleet_url)
+    monkeypatch.delenv("STREAMFLEET_QUEUE", raising=False)
+
+    def call(*arguments: str, stdin: str | None = None) -> Result:
+        return CliRunner().invoke(app, arguments, input=stdin)
+
+    return call
+
+
+@pytest.fixture
+def tiny(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> Call:
+    """Run a command on a queue that takes one request, and has a worker by its card only."""
+    monkeypatch.setenv("STREAMFLEET_REDIS_URL", redis_url)
+    monkeypatch.setenv("STREAMFLEET_QUEUE", "tiny")
+
+    async def announce() -> None:
+        async with HandWorker(redis_url, "tiny") as worker:
+            await worker.announce(max_queue_depth=1)
+
+    asyncio.run(announce())
+    return lambda *arguments: CliRunner().invoke(app, arguments)
+
+
+def test_stream_prints_the_text_alone(call: Call) -> None:
+    done = call("stream", "ECHO 5", "--queue", "smollm2")
+
+    assert (done.exit_code, done.stdout, done.stderr) == (0, "tok0 tok1 tok2 tok3 tok4\n", "")
+
+
+def test_the_only_queue_needs_no_name(call: Call) -> None:
+    assert call("stream", "ECHO 2").stdout == "tok0 tok1\n"
+
+
+@pytest.mark.parametrize("how", ["--chat", "--raw"])
+def test_chat_and_raw_reach_the_worker(call: Call, how: str) -> None:
+    assert call("stream", "hello", how).stdout == "hello\n"
+
+
+def test_a_prompt_comes_from_stdin(call: Call) -> None:
+    assert call("stream", "-", stdin="ECHO 2\n").stdout == "tok0 tok1\n"
+
+
+def test_stop_and_max_tokens_end_the_text(call: Call) -> None:
+    assert call("stream", "ECHO 9", "--stop", " tok3", "--stop", " tok5").stdout == "tok0 tok1 tok2\n"
+    assert call("stream", "ECHO 9", "--max-tokens", "2").stdout == "tok0 tok1\n"
+
+
+def test_stream_as_json_is_an_event_a_line(call: Call) -> None:
+    done = call("stream", "ECHO 3", "--json")
+
+    events = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [events[0]["type"], events[1]["type"], events[-1]["type"]] == ["start", "delta", "end"]
+    assert events[-1]["choices"][0]["text"] == "tok0 tok1 tok2"
+    assert events[-1]["usage"]["completion_tokens"] == 3
+
+
+def test_a_request_s_life_by_its_id(call: Call) -> None:
+    rid = call("submit", "ECHO 4", "--lane", "high").stdout.strip()
+
+    assert call("result", rid).stdout == "tok0 tok1 tok2 tok3\n"
+    assert json.loads(call("result", rid, "--json").stdout)["choices"][0]["finish_reason"] == "eos"
+    assert call("status", rid).stdout.startswith("state     done\nqueue     smollm2\nattempt   1\naccepted  ")
+    assert json.loads(call("status", rid, "--json").stdout)["state"] == "done"
+    assert call("cancel", rid).stdout == "done\n"
+    assert json.loads(call("cancel", rid, "--json").stdout) == {"id": rid, "state": "done"}
+
+
+def test_a_key_used_twice_is_one_request(call: Call) -> None:
+    tickets = [
+        json.loads(call("submit", "ECHO 1", "--idempotency-key", "order-17", "--json").stdout)
+        for _ in range(2)
+    ]
+
+    assert tickets[0]["id"] == tickets[1]["id"]
+    assert [ticket["duplicate"] for ticket in tickets] == [False, True]
+    other = call("submit", "ECHO 2", "--idempotency-key", "order-17")
+    assert other.exit_code == 1
+    assert other.stderr.startswith("error: ")
+
+
+def test_queues_are_listed_with_who_serves_them(call: Call, fleet_url: str) -> None:
+    lines = call("queues").stdout.splitlines()
+    assert [line.split() for line in lines] == [
+        ["QUEUE", "QUEUED", "RUNNING", "LIMIT", "DEAD", "WORKERS", "MODEL"],
+        ["smollm2", "0", "0", "1024", "0", "1", "scripted"],
+    ]
+    (row,) = json.loads(call("queues", "--json").stdout)
+    assert row == {
+        "queue": "smollm2",
+        "queued": 0,
+        "running": 0,
+        "limit": 1024,
+        "dead": 0,
+        "workers": 1,
+        "models": ["scripted"],
+    }
+
+
+def test_no_queues_yet(redis_url: str) -> None:
+    done = CliRunner().invoke(app, ["queues", "--redis-url", redis_url])
+
+    assert (done.exit_code, done.stdout) == (0, "")
+    assert done.stderr.startswith("no queues yet")
+    assert CliRunner().invoke(app, ["stream", "hello", "--redis-url", redis_url]).exit_code == 5
+
+
+def test_several_queues_want_a_choice(redis_url: str) -> None:
+    async def announce() -> None:
+        for name in ("one", "two"):
+            async with HandWorker(redis_url, name) as worker:
+                await worker.announce()
+
+    asyncio.run(announce())
+    done = CliRunner().invoke(app, ["stream", "hello", "--redis-url", redis_url])
+
+    assert done.exit_code == 2
+    assert done.stderr == "error: there are several queues: choose one with --queue (one, two)\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (("stream", "hello", "--queue", "nope"), 5, "no queue 'nope'; there are: smollm2"),
+        (("stream", "hello", "--queue", "no pe"), 2, "queue: "),
+        (("stream", " "), 2, "the prompt is empty"),
+        (("stream", "hello", "--temperature", "-1"), 2, "temperature: "),
+        (("stream", "hello", "--max-tokens", "30000"), 2, "over the limit of 4096 tokens"),
+        (("result", NOBODY), 5, "no such request"),
+        (("status", "what"), 5, "no such request"),
+        (("cancel", NOBODY), 5, "no such request"),
+        (("queues", "--redis-url", "http://here"), 4, "'http://here' is no Redis URL"),
+        (("up", "--redis-url", "redis://here", "--port", "1"), 2, "--redis-url"),
+    ],
+)
+def test_a_refusal_is_one_line_and_a_status(
+    call: Call, arguments: tuple[str, ...], status: int, message: str
+) -> None:
+    done = call(*arguments)
+
+    assert (done.exit_code, done.stdout) == (status, "")
+    assert done.stderr.startswith("error: ")
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_refusal_as_json_has_its_parts(call: Call) -> None:
+    done = call("stream", "hello", "--queue", "nope", "--json")
+
+    assert (done.exit_code, done.stdout) == (5, "")
+    error = json.loads(done.stderr)["error"]
+    assert error["code"] == "model_not_found"
+    assert error["details"] == {"known": ["smollm2"]}
+
+
+def test_wrong_usage_is_status_2(call: Call) -> None:
+    assert call("stream").exit_code == 2
+    assert call("stream", "hello", "--lane", "fast").exit_code == 2
+    assert call("nonsense").exit_code == 2
+
+
+def test_a_full_queue_is_status_3(tiny: Call) -> None:
+    assert tiny("submit", "hello").exit_code == 0
+    done = tiny("submit", "hello")
+
+    assert done.exit_code == 3
+    assert done.stderr.startswith("error: ")
+
+
+def test_a_deadline_is_status_124(tiny: Call) -> None:
+    rid = tiny("submit", "hello").stdout.strip()
+
+    assert tiny("result", rid, "--timeout", "0").exit_code == 124
+    assert tiny("cancel", rid).stdout == "cancelled\n"
+    assert tiny("result", rid).exit_code == 1
+
+
+def test_ctrl_c_cancels_the_request(tiny: Call, redis_url: str) -> None:
+    async def depth() -> int:
+        async with Client(redis_url, "tiny") as client:
+            return (await client.depth()).open
+
+    env = environment(STREAMFLEET_REDIS_URL=redis_url, STREAMFLEET_QUEUE="tiny")
+    with running("stream", "hello", env=env) as stream:
+        while asyncio.run(depth()) == 0:
+            assert stream.process.poll() is None, stream.end()
+        os.killpg(stream.process.pid, signal.SIGINT)
+
+        assert stream.end() == (130, [])
+    assert asyncio.run(depth()) == 0
+
+
+def test_waiting_without_a_worker_is_said(redis_url: str) -> None:
+    async def announce(life_ms: int) -> None:
+        async with HandWorker(redis_url, "tiny") as worker:
+            await worker.announce(life_ms=life_ms)
+
+    asyncio.run(announce(60_000))
+    asyncio.run(announce(0))
+    env = environment(STREAMFLEET_REDIS_URL=redis_url)
+    with running("stream", "hello", env=env) as stream:
+        stream.wait_for("no worker serves queue 'tiny' now: waiting for one (Ctrl-C cancels)")
+        os.killpg(stream.process.pid, signal.SIGTERM)
+
+        assert stream.end()[0] == 143
+
+
+def test_a_reader_that_leaves_ends_it_quietly(fleet_url: str) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(
+        [*PROGRAM, "stream", "ECHO 3"],
+        stdout=writing,
+        stderr=subprocess.PIPE,
+        env=environment(STREAMFLEET_REDIS_URL=fleet_url),
+        timeout=LIMIT_S,
+        check=False,
+    )
+    os.close(writing)
+
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, b"")
+
+
+def test_no_redis_is_status_4() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # nobody listens
+        url = f"redis://127.0.0.1:{taken.getsockname()[1]}/0"
+        done = streamfleet("stream", "hello", "--queue", "q", "--redis-url", url)
+
+    assert (done.returncode, done.stdout) == (4, "")
+    assert done.stderr.startswith(f"error: Redis at {url} cannot be reached ")
+    assert "`streamfleet up` starts one here" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_errors_are_red_on_a_terminal_unless_it_wants_no_colour() -> None:
+    arguments = ("queues", "--redis-url", "http://here")
+
+    coloured = streamfleet(*arguments, env=environment(FORCE_COLOR="1", TERM="xterm-256color"))
+    plain = streamfleet(*arguments, env=environment(FORCE_COLOR="1", TERM="xterm-256color", NO_COLOR="1"))
+
+    assert coloured.stderr.startswith("\x1b[1;31merror: ")
+    assert "31m" not in plain.stderr
+
+
+@pytest.mark.parametrize("missing", ["typer", "rich"])
+def test_without_the_extra_it_says_what_to_install(missing: str) -> None:
+    program = f"import sys; sys.modules[{missing!r}] = None; import streamfleet_producer.cli as c; c.main()"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == (
+        f"error: the streamfleet command needs the Python package '{missing}': "
+        "pip install 'streamfleet[cli]'\n"
+    )
+
+
+def test_the_command_imports_neither_a_worker_nor_torch() -> None:
+    program = (
+        "import sys, streamfleet_producer.cli.app; "
+        "print([name for name in ('torch', 'streamfleet_worker') if name in sys.modules])"
+    )
+
+    assert subprocess.check_output([sys.executable, "-c", program], text=True) == "[]\n"
+
+
+def test_help_names_every_command_and_status() -> None:
+    said = CliRunner().invoke(app, ["--help"]).stdout
+    for name in ("demo", "up", "worker", "stream", "submit", "result", "status", "cancel", "queues"):
+        assert f"\n  {name} " in said
+        own = CliRunner().invoke(app, [name, "--help"])
+        assert own.exit_code == 0
+        assert "124 deadline passed" in " ".join(own.stdout.split())
+    assert CliRunner().invoke(app, ["--version"]).stdout.startswith("streamfleet ")
+
+
+def test_worker_hands_its_options_to_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    executed: list[Any] = []
+    monkeypatch.setattr(os, "execve", lambda *arguments: executed.append(arguments))
+    monkeypatch.setenv("STREAMFLEET_QUEUE", "from-outside")
+    given = {
+        "model": "smollm2", "engine": "scripted", "device": "cpu", "precision": "float32", "threads": "2",
+        "max_batch_size": "4", "max_delay_ms": "5.0", "max_seq_len": "512", "max_queue_depth": "9",
+        "redis_url": "redis://there", "http_port": "0", "drain_timeout_s": "3.0",
+    }  # fmt: skip
+
+    options = [part for name, value in given.items() for part in (f"--{name.replace('_', '-')}", value)]
+    assert CliRunner().invoke(app, ["worker", *options]).exit_code == 0
+
+    ((program, arguments, env),) = executed
+    assert (program, arguments) == (sys.executable, COMMAND)
+    assert {name: env[f"STREAMFLEET_{name.upper()}"] for name in given} == given
+    assert env["STREAMFLEET_QUEUE"] == "from-outside"
+    assert set(given) <= set(WorkerSettings.model_fields)

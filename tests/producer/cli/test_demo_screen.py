@@ -100,7 +100,8 @@ def test_the_story_has_the_batches_the_first_tokens_and_the_rate() -> None:
         "Six questions went through a Redis stream to one worker, which answered them together: "
         "30 runs of its model made 120 tokens, in batches of 4.0 requests on average, 18 of them larger "
         "than 4; one at a time it would have taken 120 runs. The first tokens were here 0.20 to 0.25 s "
-        "after the question, and 240 tokens in 2.0 s make 120 a second, each published the moment it was made."
+        "after the question, and 240 tokens in 2.0 s make 120 a second, each published the moment it "
+        "was made."
     )
 
 

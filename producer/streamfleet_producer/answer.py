@@ -49,7 +49,7 @@ class Answer:
         """Begin to worry: the request exists. It is ours to cancel, unless its key was used before."""
         joined = submitted.outcome == "duplicate"
         self._owned = not (joined and keyed)
-        deadline_at = asyncio.get_running_loop().time() + deadline_s
+        deadline_at = self._link.now() + deadline_s
         late_at = min(late_at, deadline_at + self._link.patience.grace_s)
         self.arm(deadline_at=deadline_at, late_at=late_at, doubtful=joined)
 
@@ -61,7 +61,7 @@ class Answer:
             self.abandon()
             return
         self._armed = True
-        self.heard_at = asyncio.get_running_loop().time()
+        self.heard_at = self._link.now()
         self.deadline_at, self.late_at = deadline_at, late_at
         self._link.watch.add(self)
         if doubtful or self._doubtful:
@@ -86,7 +86,7 @@ class Answer:
     def heard(self, data: bytes) -> None:
         if self.future.done():
             return
-        self.heard_at = asyncio.get_running_loop().time()
+        self.heard_at = self._link.now()
         try:
             frame = Frame.parse(data)
         except Undecodable:
@@ -161,7 +161,7 @@ class Answer:
                 self._ask()  # a doubt that came while the answer was on its way
 
     def _outage(self, error: BrokerUnavailable) -> None:
-        now = asyncio.get_running_loop().time()
+        now = self._link.now()
         self._outage_since = min(self._outage_since, now)
         if self._is_late:
             self._fail(too_late())

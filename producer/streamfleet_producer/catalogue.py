@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from streamfleet_common import codec
 from streamfleet_common.broker import Broker
@@ -14,6 +15,56 @@ from streamfleet_common.schemas import Card, GenerateRequest
 CARD_LIFE_S = 3.0
 """How long cards are believed before they are asked for again."""
 MAX_PROBLEMS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class _Offer:
+    """What the most generous of the workers takes that serve a wish; a refusal has to hold for every one."""
+
+    model: str = ""
+    max_request_bytes: int = codec.MAX_REQUEST_BYTES
+    max_seq_len: int = 0
+    """0 while no worker lives who could tell."""
+    vocab_size: int = 0
+    """0 if any of them knows no tokens."""
+
+    @classmethod
+    def of(cls, cards: Sequence[Card]) -> _Offer:
+        limits = [card.limits for card in cards]
+        sizes = [limit.vocab_size for limit in limits]
+        return cls(
+            cards[0].model,
+            max(limit.max_request_bytes for limit in limits),
+            max(limit.max_seq_len for limit in limits),
+            max(sizes) if min(sizes) else 0,
+        )
+
+    def refusal(self, request: GenerateRequest) -> InvalidRequest | None:
+        ids = request.prompt_token_ids or ()
+        if (
+            self.vocab_size
+            and max(max(ids, default=0), max(request.stop_token_ids, default=0)) >= self.vocab_size
+        ):
+            return self._bad_ids({"prompt_token_ids": ids, "stop_token_ids": request.stop_token_ids})
+        if ids and self.max_seq_len and len(ids) + request.max_tokens > self.max_seq_len:
+            return TooLong(prompt_tokens=len(ids), max_tokens=request.max_tokens, limit=self.max_seq_len)
+        return None
+
+    def _bad_ids(self, fields: Mapping[str, Sequence[int]]) -> InvalidRequest:
+        problems = [
+            f"{name}.{place}: token id {token} is outside the vocabulary of {self.vocab_size}"
+            for name, ids in fields.items()
+            for place, token in enumerate(ids)
+            if token >= self.vocab_size
+        ]
+        shown = problems[:MAX_PROBLEMS]
+        if len(problems) > MAX_PROBLEMS:
+            shown.append(f"and {len(problems) - MAX_PROBLEMS} more")
+        return InvalidRequest(
+            f"{'; '.join(shown)}: encode the text with the tokenizer of {self.model!r}",
+            problems=shown,
+            limit=self.vocab_size,
+        )
 
 
 class Catalogue:
@@ -29,6 +80,7 @@ class Catalogue:
         self._life_s = life_s
         self._cards: list[Card] = []
         self._known: list[str] = []
+        self._offers: dict[tuple[str | None, str], _Offer] = {}
         self._read_at = -math.inf
         self._reading: asyncio.Task[None] | None = None
 
@@ -43,14 +95,15 @@ class Catalogue:
             InvalidRequest: token ids outside the vocabulary.
             TooLong: prompt and answer do not fit. Told for token ids only; a text is counted by the worker.
         """
-        now = asyncio.get_running_loop().time()
-        if now - self._read_at < self._life_s and self._refusal(request) is None:
-            return self._max_request_bytes()
+        if asyncio.get_running_loop().time() - self._read_at < self._life_s:
+            refusal, max_request_bytes = self._judge(request)
+            if refusal is None:
+                return max_request_bytes
         await self.read()
-        refusal = self._refusal(request)
+        refusal, max_request_bytes = self._judge(request)
         if refusal is not None:
             raise refusal
-        return self._max_request_bytes()
+        return max_request_bytes
 
     async def read(self) -> list[Card]:
         """The cards as they are now; whoever asks while a reading is under way shares it."""
@@ -68,35 +121,44 @@ class Catalogue:
         try:
             self._cards = await self._broker.cards()
             self._known = [self._queue] if self._cards else await self._broker.queues()
+            self._offers.clear()
             self._read_at = asyncio.get_running_loop().time()
         finally:
             self._reading = None
 
-    def _max_request_bytes(self) -> int:
-        return max((card.limits.max_request_bytes for card in self._cards), default=codec.MAX_REQUEST_BYTES)
+    def _judge(self, request: GenerateRequest) -> tuple[StreamfleetError | None, int]:
+        # Most requests have the same wish, so what it meets is worked out once for each reading of the cards.
+        wish = (request.model, request.kind)
+        offer = self._offers.get(wish)
+        if offer is None:
+            found = self._find(*wish)
+            if not isinstance(found, _Offer):
+                return found, 0
+            offer = self._offers[wish] = found
+        return offer.refusal(request), offer.max_request_bytes
 
-    def _refusal(self, request: GenerateRequest) -> StreamfleetError | None:
+    def _find(self, model: str | None, kind: str) -> _Offer | StreamfleetError:
         cards: Sequence[Card] = self._cards
         if not cards:
-            return None if self._queue in self._known else self._no_queue()
-        if request.model is not None:
-            cards = [card for card in cards if card.model == request.model]
+            return _Offer() if self._queue in self._known else self._no_queue()
+        if model is not None:
+            cards = [card for card in cards if card.model == model]
             if not cards:
                 known = sorted({card.model for card in self._cards})
                 return ModelNotFound(
-                    f"queue {self._queue!r} does not serve model {request.model!r} but {', '.join(known)}: "
+                    f"queue {self._queue!r} does not serve model {model!r} but {', '.join(known)}: "
                     "leave `model` out, or submit to a queue that serves it",
                     known=known,
                 )
-        cards = [card for card in cards if request.kind in card.tasks]
+        cards = [card for card in cards if kind in card.tasks]
         if not cards:
             tasks = sorted({task for card in self._cards for task in card.tasks})
             return Unsupported(
-                f"queue {self._queue!r} does {', '.join(tasks)}, not {request.kind}: "
+                f"queue {self._queue!r} does {', '.join(tasks)}, not {kind}: "
                 "submit to a queue whose workers do",
-                feature=request.kind,
+                feature=kind,
             )
-        return self._bad_ids(request, cards) or self._too_long(request, cards)
+        return _Offer.of(cards)
 
     def _no_queue(self) -> ModelNotFound:
         there = (
@@ -109,37 +171,3 @@ class Catalogue:
             f"`streamfleet worker --queue {self._queue}`",
             known=self._known,
         )
-
-    def _bad_ids(self, request: GenerateRequest, cards: Sequence[Card]) -> InvalidRequest | None:
-        # A refusal has to hold for every worker, so the most generous one counts; 0 means it knows no tokens.
-        sizes = [card.limits.vocab_size for card in cards]
-        limit = max(sizes) if min(sizes) else 0
-        fields = {
-            "prompt_token_ids": request.prompt_token_ids or (),
-            "stop_token_ids": request.stop_token_ids,
-        }
-        if not limit or all(max(ids, default=0) < limit for ids in fields.values()):
-            return None
-        problems = [
-            f"{name}.{place}: token id {token} is outside the vocabulary of {limit}"
-            for name, ids in fields.items()
-            for place, token in enumerate(ids)
-            if token >= limit
-        ]
-        shown = problems[:MAX_PROBLEMS]
-        if len(problems) > MAX_PROBLEMS:
-            shown.append(f"and {len(problems) - MAX_PROBLEMS} more")
-        return InvalidRequest(
-            f"{'; '.join(shown)}: encode the text with the tokenizer of {cards[0].model!r}",
-            problems=shown,
-            limit=limit,
-        )
-
-    def _too_long(self, request: GenerateRequest, cards: Sequence[Card]) -> TooLong | None:
-        if request.prompt_token_ids is None:
-            return None
-        tokens = len(request.prompt_token_ids)
-        limit = max(card.limits.max_seq_len for card in cards)
-        if tokens + request.max_tokens <= limit:
-            return None
-        return TooLong(prompt_tokens=tokens, max_tokens=request.max_tokens, limit=limit)

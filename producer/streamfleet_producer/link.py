@@ -58,6 +58,7 @@ class Link:
         patience: Patience,
         card_life_s: float,
     ) -> None:
+        self._loop = asyncio.get_running_loop()
         self.queue = queue
         self.tenant = tenant
         self.patience = patience
@@ -80,6 +81,10 @@ class Link:
         """Whoever has to be told when the link closes."""
         self._connections = connections
         self._subscriber = Subscriber(connections)
+
+    def now(self) -> float:
+        """The event loop's clock, in seconds."""
+        return self._loop.time()
 
     # --- channels
 

@@ -176,7 +176,7 @@ class TokenStream:
 
     def arm(self, *, deadline_at: float, late_at: float, doubtful: bool = False) -> None:
         """Begin to worry: the request exists. Times are the loop's; `doubtful` reads the log at once."""
-        self.heard_at = asyncio.get_running_loop().time()
+        self.heard_at = self._link.now()
         self.deadline_at, self.late_at = deadline_at, late_at
         self._doubt = self._doubt or doubtful
         if self._link.is_closed:
@@ -188,7 +188,7 @@ class TokenStream:
     # --- a Listener, and Watched
 
     def heard(self, data: bytes) -> None:
-        self.heard_at = asyncio.get_running_loop().time()
+        self.heard_at = self._link.now()
         self._frames.append(data)
         self._bytes += len(data)
         if len(self._frames) > self._max_frames or self._bytes > self._max_bytes:
@@ -312,7 +312,7 @@ class TokenStream:
                 await self._ask_record()
             self._outage_since = math.inf
         except BrokerUnavailable as error:
-            now = asyncio.get_running_loop().time()
+            now = self._link.now()
             self._outage_since = min(self._outage_since, now)
             if self._is_late:
                 self._error = too_late()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import secrets
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -110,6 +111,22 @@ class ChatMessage(Message):
     content: LongText
 
 
+if TYPE_CHECKING:
+    # Whoever builds a request may write a list; what it then holds is a tuple all the same.
+    _PromptIds = Sequence[int]
+    _StopIds = Sequence[int]
+    _Turns = Sequence[ChatMessage]
+    _Stops = Sequence[str]
+else:
+    _PromptIds = Annotated[tuple[TokenId, ...], Field(strict=False, max_length=MAX_TOKENS)]
+    _StopIds = Annotated[tuple[TokenId, ...], Field(strict=False, max_length=64)]
+    _Turns = Annotated[tuple[ChatMessage, ...], Field(strict=False, max_length=1000)]
+    _Stops = Annotated[
+        tuple[Annotated[Text, Field(min_length=1, max_length=64)], ...],
+        Field(strict=False, max_length=8),
+    ]
+
+
 class Sampling(Message):
     """How the next token is drawn. The default is greedy: the likeliest token, always.
 
@@ -133,19 +150,16 @@ class GenerateRequest(Message):
     model: Name | None = None
     """When given, the queue must serve this model."""
     prompt: LongText | None = None
-    prompt_token_ids: Annotated[tuple[TokenId, ...], Field(strict=False, max_length=MAX_TOKENS)] | None = None
-    messages: Annotated[tuple[ChatMessage, ...], Field(strict=False, max_length=1000)] | None = None
+    prompt_token_ids: _PromptIds | None = None
+    messages: _Turns | None = None
     max_tokens: int = Field(128, ge=1, le=MAX_TOKENS)
     """At most this many tokens are generated."""
     sampling: Sampling = Sampling()
-    stop: Annotated[
-        tuple[Annotated[Text, Field(min_length=1, max_length=64)], ...],
-        Field(strict=False, max_length=8),
-    ] = ()
+    stop: _Stops = ()
     """Literal strings that end the text, wherever they begin or end within tokens."""
     include_stop: bool = False
     """Keep the stop string that was met in the text."""
-    stop_token_ids: Annotated[tuple[TokenId, ...], Field(strict=False, max_length=64)] = ()
+    stop_token_ids: _StopIds = ()
     """Token ids that end the text, besides the model's own."""
     logprobs: bool = False
     """Report the log-probability of each generated token."""

@@ -10,8 +10,8 @@ from dramatiq.results import Results
 from dramatiq.results.backends import RedisBackend
 
 URL = os.environ["BENCH_REDIS_URL"]
-broker = RedisBroker(url=URL)
-broker.add_middleware(Results(backend=RedisBackend(url=URL)))
+broker = RedisBroker(url=URL)  # type: ignore[no-untyped-call]
+broker.add_middleware(Results(backend=RedisBackend(url=URL)))  # type: ignore[no-untyped-call]
 dramatiq.set_broker(broker)
 
 

@@ -55,7 +55,7 @@ class Preparer:
             prompt_token_ids=tuple(ids),
             max_tokens=request.max_tokens,
             sampling=request.sampling,
-            stop=request.stop,
+            stop=tuple(request.stop),
             include_stop=request.include_stop,
             stop_token_ids=frozenset(request.stop_token_ids),
             logprobs=request.logprobs,

@@ -208,7 +208,8 @@ def main() -> int:
 def report(args: Any, results: list[Result]) -> None:
     base = results[-1].rate
     show(
-        f"{args.model} {args.precision}, {args.requests} requests, batch {args.batch}, {args.threads} thread(s)"
+        f"{args.model} {args.precision}, {args.requests} requests, "
+        f"batch {args.batch}, {args.threads} thread(s)"
     )
     show(f"{'':16}{'tokens/s':>10}{'ratio':>8}{'seconds':>10}{'CPU s':>8}{'tokens':>8}")
     for r in reversed(results):

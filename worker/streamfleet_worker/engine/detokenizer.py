@@ -35,9 +35,9 @@ class IncrementalDecoder:
         """The characters that `token_id` completes; "" while one is unfinished."""
         self._window.append(token_id)
         text = self._decode(self._window)
-        if text.endswith(UNFINISHED) or len(text) <= len(self._shown):
-            return ""
         new = self._new(text)
+        if text.endswith(UNFINISHED) or not new:
+            return ""
         del self._window[: self._read]
         self._read = len(self._window)
         self._shown = self._decode(self._window)

@@ -223,7 +223,7 @@ class GenerationEngine:
         try:
             tokens = self._next_tokens(running)
         except Exception as error:  # noqa: BLE001  one row's fault must not touch the others
-            self._isolate(running, error, step, lambda s: self._advance(s, self._next_tokens([s])[0], step))
+            self._isolate(running, error, step, lambda s: self._decode_alone(s, step))
             return
         for sequence, token in zip(running, tokens, strict=True):
             try:
@@ -231,8 +231,12 @@ class GenerationEngine:
             except Exception as error:  # noqa: BLE001
                 self._fail(sequence, error, step)
 
-    def _next_tokens(self, rows: list[Sequence]) -> list[Token]:
-        logits = self._runner.decode([s.next_input for s in rows], [s.position for s in rows], rows[0].slot)
+    def _decode_alone(self, sequence: Sequence, step: Step) -> None:
+        (token,) = self._next_tokens([sequence], sequence.slot)
+        self._advance(sequence, token, step)
+
+    def _next_tokens(self, rows: list[Sequence], only_slot: int | None = None) -> list[Token]:
+        logits = self._runner.decode([s.next_input for s in rows], [s.position for s in rows], only_slot)
         draws = [sampler.Draw(s.prepared.sampling, s.seed or 0, len(s.token_ids)) for s in rows]
         token_ids = sampler.sample(logits, draws)
         tokens: list[Token] = [None if i is None else (i, None) for i in token_ids]

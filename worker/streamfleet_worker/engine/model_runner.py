@@ -108,15 +108,18 @@ class ModelRunner:
         return logprobs
 
     @torch.inference_mode()
-    def decode(self, token_ids: Sequence[int], positions: Sequence[int], first_slot: int = 0) -> torch.Tensor:
-        """Feed one token to each of the neighbouring slots from `first_slot` on.
+    def decode(
+        self, token_ids: Sequence[int], positions: Sequence[int], only_slot: int | None = None
+    ) -> torch.Tensor:
+        """Feed one token to each of the slots from 0 on, or a single one to `only_slot`.
 
         Returns:
             Logits of the next tokens, float32, `[len(token_ids), vocab_size]`.
         """
-        # Idle rows feed token 0 to place 0 of a slot nobody owns; a prefill overwrites it. After a row
-        # in the middle come slots with owners: such a row runs without idle ones.
-        rows = len(token_ids) if first_slot else _round_up(len(token_ids), ROW_GRANULE)
+        # Idle rows feed token 0 to place 0 of slots nobody owns; a prefill overwrites it. After a single
+        # slot come some with owners: it runs without idle rows.
+        first = only_slot or 0
+        rows = _round_up(len(token_ids), ROW_GRANULE) if only_slot is None else 1
         idle = rows - len(token_ids)
         ids = torch.tensor([*token_ids, *[0] * idle], device=self._device)
         where = torch.tensor([*positions, *[0] * idle], device=self._device)
@@ -125,7 +128,7 @@ class ModelRunner:
         index = torch.arange(rows, device=self._device)
         output = self._run(
             self._model,
-            DecodeWindow(first_slot, rows, where, index, span),
+            DecodeWindow(first, rows, where, index, span),
             input_ids=ids[:, None],
             position_ids=where[:, None],
             attention_mask=self._mask(places[None, None, None] <= where[:, None, None, None]),

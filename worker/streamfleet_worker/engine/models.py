@@ -102,7 +102,9 @@ def load(
     try:
         config = AutoConfig.from_pretrained(source.path, trust_remote_code=False, **source.options)
         model = _build(source, config, place, dtype)
-    except (OSError, ValueError, RuntimeError, KeyError, ImportError) as error:
+    except ModelLoadFailed:
+        raise
+    except Exception as error:  # whatever broken files make the libraries raise
         raise _failure(reference, source, error) from error
     tokenizer, tokenizer_eos = _load_tokenizer(reference, source)
     text_config = model.config.get_text_config(decoder=True)
@@ -196,13 +198,21 @@ def _build(source: _Source, config: Any, device: torch.device, dtype: torch.dtyp
         options["config"] = config
     if device.type == "cuda":
         options["device_map"] = {"": device}
-    model: Any
+    options["output_loading_info"] = True
     try:
-        model = AutoModelForCausalLM.from_pretrained(source.path, attn_implementation="sdpa", **options)
+        loaded: Any = AutoModelForCausalLM.from_pretrained(source.path, attn_implementation="sdpa", **options)
     except ValueError as error:
         if "scaled_dot_product_attention" not in str(error):
             raise
-        model = AutoModelForCausalLM.from_pretrained(source.path, attn_implementation="eager", **options)
+        loaded = AutoModelForCausalLM.from_pretrained(source.path, attn_implementation="eager", **options)
+    model, report = loaded
+    if report["missing_keys"]:
+        # transformers would make them up at random, and say so in a log.
+        missing = sorted(report["missing_keys"])
+        raise ModelLoadFailed(
+            f"the weights are not those of a {type(model).__name__}: {len(missing)} tensors are missing "
+            f"({', '.join(missing[:3])}{', …' if missing[3:] else ''})"
+        )
     return model.to(device).eval().requires_grad_(False)
 
 

@@ -94,7 +94,7 @@ def _sample(logits: torch.Tensor, best: torch.Tensor, draws: Sequence[Draw]) -> 
     # Sums are taken as the last of the cumulative ones: that order is fixed for a row, while a plain
     # sum may be split between threads by the number of rows.
     cumulative = weights.cumsum(dim=-1)
-    total = cumulative[:, -1:]
+    total = cumulative[:, -1:].contiguous()
     numbers = [uniform(d.seed, d.index) for d in draws]
     u = torch.tensor(numbers, dtype=torch.float64, device=device)[:, None]
     found = torch.searchsorted(cumulative, u * total, right=True)

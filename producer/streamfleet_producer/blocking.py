@@ -26,8 +26,8 @@ from streamfleet_common.errors import Cancelled, StreamfleetError
 from streamfleet_common.schemas import Card, Delta, End, GenerateRequest, State
 from streamfleet_producer import client as asynchronous
 from streamfleet_producer import token_stream
+from streamfleet_producer.event_reader import MAX_BYTES, MAX_FRAMES, StreamEvent
 from streamfleet_producer.ticket import Options, Status, Ticket
-from streamfleet_producer.token_stream import StreamEvent
 
 _T = TypeVar("_T")
 
@@ -207,8 +207,8 @@ class Client:
         request: GenerateRequest,
         *,
         idempotency_key: str | None = None,
-        max_buffered_frames: int = token_stream.MAX_FRAMES,
-        max_buffered_bytes: int = token_stream.MAX_BYTES,
+        max_buffered_frames: int = MAX_FRAMES,
+        max_buffered_bytes: int = MAX_BYTES,
         **options: Unpack[Options],
     ) -> TokenStream:
         tokens = self._client.stream(

@@ -9,17 +9,19 @@ from types import TracebackType
 from typing import Literal, Self, Unpack, overload
 
 from streamfleet_common import codec
-from streamfleet_common.broker import Depth, Submission, Submitted
+from streamfleet_common.broker import Depth, Submitted
 from streamfleet_common.connections import Connections
-from streamfleet_common.errors import InvalidRequest, ModelNotFound, StreamfleetError
+from streamfleet_common.errors import StreamfleetError
 from streamfleet_common.records import Record
 from streamfleet_common.schemas import Card, End, GenerateRequest, State
 from streamfleet_producer.answer import Answers
 from streamfleet_producer.catalogue import CARD_LIFE_S
+from streamfleet_producer.event_reader import MAX_BYTES, MAX_FRAMES, EventReader
 from streamfleet_producer.intake import Intake, checked, not_found
 from streamfleet_producer.link import GRACE_S, OUTAGE_S, SILENCE_S, Link, Patience
+from streamfleet_producer.many import Many
 from streamfleet_producer.ticket import DEADLINE_S, Options, Status, Ticket
-from streamfleet_producer.token_stream import MAX_BYTES, MAX_FRAMES, TokenStream
+from streamfleet_producer.token_stream import TokenStream
 
 
 class Client:
@@ -115,30 +117,29 @@ class Client:
         """
         link = self._open_link()
 
-        async def opening(tokens: TokenStream) -> Ticket:
-            submission = await self._intake.prepare(
-                link.catalogue, request, stream=True, key=idempotency_key, options=options
-            )
-            tokens.id = submission.envelope.rid
-            await link.listen([(tokens.id, tokens)])
-            try:
-                submitted = await link.submit(submission)
-            except BaseException:
-                await tokens.release()
-                raise
-            joined = submitted.outcome == "duplicate"
-            tokens.owned = not (joined and idempotency_key is not None)
-            deadline_at = _now() + options.get("deadline_s", DEADLINE_S)
-            tokens.arm(deadline_at=deadline_at, late_at=deadline_at + self._patience.grace_s, doubtful=joined)
-            return _ticket(tokens.id, submitted)
-
-        return TokenStream(
+        reader = EventReader(
             link,
-            opening,
             on_restart=options.get("on_restart", "restart"),
             max_frames=max_buffered_frames,
             max_bytes=max_buffered_bytes,
         )
+
+        async def opening() -> Ticket:
+            submission = await self._intake.prepare(
+                link.catalogue, request, stream=True, key=idempotency_key, options=options
+            )
+            rid = submission.envelope.rid
+            await reader.listen(rid)
+            try:
+                submitted = await link.submit(submission)
+            except BaseException:
+                await reader.leave()
+                raise
+            deadline_s = options.get("deadline_s", DEADLINE_S)
+            reader.accepted(submitted, keyed=idempotency_key is not None, deadline_s=deadline_s)
+            return _ticket(rid, submitted)
+
+        return TokenStream(reader, opening)
 
     def attach(self, id: str) -> TokenStream:  # noqa: A002 (the word of the whole API)
         """The events of a request that was submitted before, from the first one on.
@@ -151,15 +152,15 @@ class Client:
         """
         link = self._open_link()
 
-        async def opening(tokens: TokenStream) -> Ticket:
+        reader = EventReader(link)
+
+        async def opening() -> Ticket:
             record = await self._record(link, id)
-            tokens.id = id
-            await link.listen([(id, tokens)])
-            deadline_at = _deadline_at(record)
-            tokens.arm(deadline_at=deadline_at, late_at=deadline_at + self._patience.grace_s, doubtful=True)
+            await reader.listen(id)
+            reader.arm(deadline_at=_deadline_at(record), doubtful=True)
             return Ticket(id, record.state, duplicate=True, depth=0)
 
-        return TokenStream(link, opening)
+        return TokenStream(reader, opening)
 
     # --- the answer when it is there
 
@@ -235,48 +236,14 @@ class Client:
 
         One round trip subscribes, one submits (up to 512 requests or 8 MiB). With `return_exceptions` a
         failure takes the place of its answer; otherwise the first one is raised, and what is still open is
-        cancelled.
-        Raises as `run` does.
+        cancelled. Raises as `run` does.
         """
         link = self._open_link()
         late_at = _late_at(timeout)
         if timeout is not None:
             options.setdefault("deadline_s", timeout)
-        keys: Sequence[str | None] = [None] * len(requests) if idempotency_keys is None else idempotency_keys
-        if len(keys) != len(requests):
-            raise InvalidRequest(f"{len(keys)} idempotency keys for {len(requests)} requests: give one each")
-        outcomes: dict[int, End | StreamfleetError] = {}
-        submissions: dict[int, Submission] = {}
-        for place, (request, key) in enumerate(zip(requests, keys, strict=True)):
-            try:
-                submissions[place] = await self._intake.prepare(
-                    link.catalogue, request, stream=False, key=key, options=options
-                )
-            except (InvalidRequest, ModelNotFound) as error:
-                outcomes[place] = _excused(error, return_exceptions)
-        async with Answers(link, [one.envelope.rid for one in submissions.values()]) as answers:
-            waiting: dict[int, asyncio.Future[End]] = {}
-            batch = await link.submit_all(list(submissions.values()))
-            refusals = [link.refusal(submitted) for submitted in batch]
-            # All of them first: what was accepted has to be cancelled if another's refusal is raised.
-            for place, answer, submitted, refusal in zip(submissions, answers, batch, refusals, strict=True):
-                if refusal is None:
-                    answer.accepted(
-                        submitted,
-                        keyed=keys[place] is not None,
-                        deadline_s=options.get("deadline_s", DEADLINE_S),
-                        late_at=late_at,
-                    )
-                    waiting[place] = answer.future
-            for place, refusal in zip(submissions, refusals, strict=True):
-                if refusal is not None:
-                    outcomes[place] = _excused(refusal, return_exceptions)
-            ended = await asyncio.gather(*waiting.values(), return_exceptions=return_exceptions)
-            for place, outcome in zip(waiting, ended, strict=True):
-                if not isinstance(outcome, End | StreamfleetError):
-                    raise outcome
-                outcomes[place] = outcome
-        return [outcomes[place] for place in range(len(requests))]
+        many = Many(requests, idempotency_keys, excuse=return_exceptions)
+        return await many.run(self._intake, link, options, late_at)
 
     # --- now, and later
 
@@ -370,12 +337,6 @@ class Client:
         if record is None:
             raise not_found()
         return record
-
-
-def _excused(error: StreamfleetError, return_exceptions: bool) -> StreamfleetError:
-    if not return_exceptions:
-        raise error
-    return error
 
 
 def _ticket(rid: str, submitted: Submitted) -> Ticket:

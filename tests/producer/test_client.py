@@ -292,6 +292,24 @@ async def test_no_requests_at_all_have_no_answers(worker: HandWorker, fleet: Cli
     assert await fleet.run_many([]) == []
 
 
+async def test_whoever_submits_listens_already(
+    worker: HandWorker, fleet: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = fleet._open_link().broker
+    real = broker.submit
+
+    async def submit(submissions: Sequence[Submission]) -> list[Submitted]:
+        listened = {name.decode().rpartition(":")[2] for name in await worker.channels()}
+        assert {submission.envelope.rid for submission in submissions} <= listened
+        return await real(submissions)
+
+    monkeypatch.setattr(broker, "submit", submit)
+    await asyncio.gather(fleet.run(REQUEST), serve(worker))
+    await asyncio.gather(fleet.run_many([REQUEST, OTHER]), serve(worker, 2))
+    async with fleet.stream(REQUEST):
+        pass
+
+
 async def test_concurrent_submits_go_together(
     worker: HandWorker, fleet: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -106,7 +106,7 @@ async def test_after_silence_the_log_is_read(redis_url: str, worker: HandWorker)
         await worker.log(work, delta("a"))
         assert (await anext(tokens)).text == "a"
         # The end is told to a channel that nobody hears.
-        await tokens._link.leave([(tokens.id, tokens)])
+        await tokens._reader._link.leave([(tokens.id, tokens._reader)])
         await worker.finish(work, "a")
         assert await text_of(tokens) == ""
         assert tokens.result.text == "a"
@@ -300,8 +300,7 @@ async def test_a_deadline_fires_even_if_the_server_does_not_see_it(
 ) -> None:
     async with Client(redis_url, queue="q", grace_s=0.02) as fleet:
         async with fleet.stream(REQUEST, deadline_s=60) as tokens:
-            tokens._link.watch.add(tokens)
-            tokens.arm(deadline_at=0, late_at=0)  # as if a minute had passed
+            tokens._reader.arm(deadline_at=0, doubtful=False)  # as if a minute had passed
             with pytest.raises(DeadlineExceeded):
                 await anext(tokens)
         assert (await fleet.status(tokens.id)).state == "cancelled"
@@ -383,7 +382,7 @@ async def test_a_slow_reader_is_bounded_and_misses_nothing(worker: HandWorker, f
         [work] = await worker.take()
         for place, letter in enumerate(text):
             await worker.emit(work, delta(letter, place))
-            assert len(tokens._frames) <= 8
+            assert len(tokens._reader._frames) <= 8
         await worker.finish(work, text)
         assert await text_of(tokens) == text
 
@@ -394,7 +393,7 @@ async def test_a_slow_reader_is_bounded_in_bytes(worker: HandWorker, fleet: Clie
         large = Delta(token_ids=(1,), texts=("x" * 3000,))
         for _ in range(20):
             await worker.emit(work, large)
-            assert sum(map(len, tokens._frames)) == tokens._bytes <= 10_000
+            assert sum(map(len, tokens._reader._frames)) == tokens._reader._bytes <= 10_000
         await worker.finish(work, "x" * 60_000)
         assert len(await text_of(tokens)) == 60_000
 

@@ -1,0 +1,280 @@
+"""The events of one request as they follow each other, whatever the channel loses, repeats or disorders."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import deque
+from typing import Literal
+
+from streamfleet_common.broker import Submitted
+from streamfleet_common.errors import (
+    BrokerUnavailable,
+    GenerationFailed,
+    IncompleteGeneration,
+    InvalidRequest,
+    StreamfleetError,
+    Undecodable,
+)
+from streamfleet_common.frames import Frame
+from streamfleet_common.schemas import Delta, End, Prefill, Restart, Start
+from streamfleet_producer.answer import end_of, too_late, vanished
+from streamfleet_producer.link import Link, closed
+from streamfleet_producer.ticket import failure_of
+from streamfleet_producer.transcript import Tokens, Transcript
+
+MAX_FRAMES = 1024
+MAX_BYTES = 4 * 1024 * 1024
+"""What is kept for a slow reader. Beyond it the frames are dropped and read from the log when he comes."""
+
+StreamEvent = Start | Prefill | Delta | Restart
+
+
+class EventReader:
+    """Listens on a request's channel, and reads the log and the record whenever something may be missing.
+
+    A message only ever rings: it is kept as it came, up to the two bounds, and opened when somebody reads.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        *,
+        on_restart: Literal["restart", "fail"] = "restart",
+        max_frames: int = MAX_FRAMES,
+        max_bytes: int = MAX_BYTES,
+    ) -> None:
+        self.id = ""
+        self.heard_at = 0.0
+        self.deadline_at = math.inf
+        self.late_at = math.inf
+        self.end: End | None = None
+        self.error: StreamfleetError | None = None
+        """What stands in place of any further event, once those in `_ready` are read."""
+        self.voids: deque[Tokens] = deque()
+        """What each restart that is still to be read takes back."""
+        self._link = link
+        self._on_restart = on_restart
+        self._max_frames = max_frames
+        self._max_bytes = max_bytes
+        self._owned = False
+        self._frames: deque[bytes] = deque()
+        self._bytes = 0
+        self._waiter: asyncio.Future[None] | None = None
+        self._doubt = False
+        """Something may be missing: the log and the record are to be read before anything else."""
+        self._gap = False
+        """The doubt is about an event that must have come before one that did."""
+        self._is_late = False
+        self._outage_since = math.inf
+        self._transcript = Transcript()
+        self._log_at = (0, 0)
+        self._ready: deque[StreamEvent] = deque()
+
+    # --- from the submit to the end
+
+    async def listen(self, rid: str) -> None:
+        """Listen for a request; confirmed by the server on return."""
+        self.id = rid
+        await self._link.listen([(rid, self)])
+
+    def accepted(self, submitted: Submitted, *, keyed: bool, deadline_s: float) -> None:
+        """Begin to worry: the request exists. It is ours to cancel, unless its key was used before."""
+        joined = submitted.outcome == "duplicate"
+        self._owned = not (joined and keyed)
+        self.arm(deadline_at=self._link.now() + deadline_s, doubtful=joined)
+
+    def arm(self, *, deadline_at: float, doubtful: bool) -> None:
+        """Begin to worry. The time is the loop's, in seconds; `doubtful` reads the log at once."""
+        if self._link.is_closed:
+            self.abandon()
+            return
+        self.heard_at = self._link.now()
+        self.deadline_at, self.late_at = deadline_at, deadline_at + self._link.patience.grace_s
+        self._doubt = self._doubt or doubtful
+        self._link.watch.add(self)
+        self._link.waiting.add(self)
+
+    async def leave(self) -> None:
+        """Stop listening; cancel the request if it is ours and has not ended."""
+        self._link.waiting.discard(self)
+        self._link.watch.discard(self)
+        await self._link.leave([(self.id, self)])
+        self._frames.clear()
+        if self._owned and self.end is None:
+            await self._link.cancel_quietly(self.id)
+
+    def abandon(self) -> None:
+        if self._owned and self.end is None:
+            self._link.cancels.post(self.id)
+            self._owned = False
+        self.error = self.error or closed()
+        self._wake()
+
+    def fail(self, error: StreamfleetError) -> StreamfleetError:
+        """Let nothing but this error come from now on."""
+        self.error = error
+        self._ready.clear()
+        return error
+
+    # --- a Listener, and Watched
+
+    def heard(self, data: bytes) -> None:
+        self.heard_at = self._link.now()
+        self._frames.append(data)
+        self._bytes += len(data)
+        if len(self._frames) > self._max_frames or self._bytes > self._max_bytes:
+            self._frames.clear()
+            self._bytes = 0
+            self._doubt = True
+        self._wake()
+
+    def missed(self) -> None:
+        self._doubt = True
+        self._wake()
+
+    def silent(self) -> None:
+        self._doubt = True
+        self._wake()
+
+    def late(self) -> None:
+        self._is_late = self._doubt = True
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    # --- the order of things
+
+    async def next(self) -> StreamEvent | None:
+        """The next event; None when there are no more. Raises as `TokenStream` says."""
+        while True:
+            if self._ready:
+                return self._ready.popleft()
+            if self.error is not None:
+                raise self.error
+            if self.end is not None:
+                return None
+            if self._doubt:
+                await self._catch_up()
+            elif self._frames:
+                data = self._frames.popleft()
+                self._bytes -= len(data)
+                self._take_live(data)
+            else:
+                self._waiter = asyncio.get_running_loop().create_future()
+                try:
+                    await self._waiter
+                finally:
+                    self._waiter = None
+
+    def _take_live(self, data: bytes) -> None:
+        try:
+            frame = Frame.parse(data)
+            verdict = "next" if frame.is_end else self._transcript.judge(frame)
+            if verdict == "old" or (verdict == "gap" and self._transcript.hole):
+                return
+            if verdict == "gap":
+                self._doubt = self._gap = True
+            elif not frame.body:
+                self._doubt = True  # too large for a channel: the log has it, or the record
+            elif frame.is_end:
+                self._take_end(frame, last_word=False)
+            else:
+                self._apply(frame)
+        except (Undecodable, InvalidRequest):
+            self._doubt = True  # noise on the channel; should the log say the same, it is raised there
+
+    def _apply(self, frame: Frame) -> None:
+        event = frame.event()
+        restart = self._transcript.apply(frame, event)
+        if restart is not None:
+            self._restart(restart)
+        if not isinstance(event, Restart | End) and self.error is None:
+            self._ready.append(event)
+
+    def _restart(self, restart: Restart) -> None:
+        if self._on_restart == "fail":
+            self.error = GenerationFailed(
+                f"{restart.reason}, and the request asked to fail rather than begin its text again: "
+                "send it again",
+                retryable=True,
+            )
+            return
+        self._ready.append(restart)
+        self.voids.append(self._transcript.void)
+
+    def _take_end(self, frame: Frame, *, last_word: bool) -> None:
+        if frame.epoch < self._transcript.epoch:
+            return
+        end = end_of(frame)
+        failure = failure_of(end)
+        if failure is None and not self._transcript.proves(end):
+            if not last_word:
+                self._doubt = True  # read the log up to its own copy of this end
+                return
+            try:
+                missing = self._transcript.complete(end)
+            except ValueError:
+                failure = IncompleteGeneration(
+                    "part of the text is lost, and what was shown is not how the answer begins: "
+                    "read the whole answer from `result`, or send the request again"
+                )
+            else:
+                for event in missing:
+                    if isinstance(event, Restart):
+                        self._restart(event)
+                    elif self.error is None:
+                        self._ready.append(event)
+        self.end = end
+        self.error = self.error or failure
+
+    async def _catch_up(self) -> None:
+        """Read a page of the log; when it has no more, the record."""
+        self._doubt = False  # first, so that a doubt that comes meanwhile is not lost
+        try:
+            after = max(self._log_at, (self._transcript.epoch, self._transcript.seq))
+            page = await self._link.broker.events(self.id, "{}-{}".format(*after) if any(after) else "-")
+            for frame in page:
+                self._log_at = (frame.epoch, frame.seq)
+                self._take_logged(frame)
+            if page:
+                self._doubt = True  # there may be more
+            else:
+                await self._ask_record()
+            self._outage_since = math.inf
+        except BrokerUnavailable as error:
+            now = self._link.now()
+            self._outage_since = min(self._outage_since, now)
+            if self._is_late:
+                self.error = too_late()
+            elif now - self._outage_since >= self._link.patience.outage_s:
+                self.error = error
+            # Otherwise the watch, or the subscriber when it is back, comes again.
+        except InvalidRequest as error:
+            self.error = error  # the log or the record holds what no peer of this version wrote
+
+    def _take_logged(self, frame: Frame) -> None:
+        if self.end is not None or self.error is not None:
+            return
+        if frame.is_end:
+            self._take_end(frame, last_word=True)
+            return
+        verdict = self._transcript.judge(frame, logged=True)
+        if verdict == "next":
+            self._apply(frame)
+        elif verdict == "gap":
+            self._transcript.hole = True
+
+    async def _ask_record(self) -> None:
+        record = await self._link.record(self.id)
+        if record is None:
+            self.error = vanished()
+        elif record.end is not None:
+            self._take_end(record.end, last_word=True)
+        elif self._is_late:
+            self.error = too_late()
+        elif self._gap:
+            self._transcript.hole = True  # the log does not have what is missing
+        self._gap = False

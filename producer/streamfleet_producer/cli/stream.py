@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import sys
@@ -69,12 +70,17 @@ async def _stream(
 ) -> None:
     async with options.open_client(redis_url, queue) as fleet:
         asked_at = time.monotonic()
-        async with fleet.stream(request, idempotency_key=idempotency_key, **more) as tokens:
-            await _warn_of_waiting(fleet)
-            if json:
-                await _as_json(tokens)
-                return
-            first_at = await _as_text(tokens)
+        try:
+            async with fleet.stream(request, idempotency_key=idempotency_key, **more) as tokens:
+                await _warn_of_waiting(fleet)
+                if json:
+                    await _as_json(tokens)
+                    return
+                first_at = await _as_text(tokens)
+        except asyncio.CancelledError:
+            if stderr().is_terminal:
+                say("cancelled", "dim")
+            raise
         if stderr().is_terminal:
             _sum_up(tokens.result, first_at - asked_at, time.monotonic() - first_at)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import re
 import shlex
 import socket
@@ -20,7 +21,7 @@ from streamfleet_common.embedded import EmbeddedBroker
 from streamfleet_common.errors import BrokerUnavailable, InvalidRequest
 from streamfleet_producer.cli.crew import Crew
 from streamfleet_producer.cli.options import DEFAULT_URL
-from streamfleet_producer.cli.terminal import FAILED, complain, program, run, say, stdout
+from streamfleet_producer.cli.terminal import FAILED, complain, program, run, say, stderr, stdout
 from streamfleet_producer.cli.worker_process import WorkerProcess
 from streamfleet_producer.client import Client
 
@@ -147,6 +148,8 @@ async def _keep(crew: Crew, broker: EmbeddedBroker | None, url: str, queue: str)
 
 
 async def _drain(crew: Crew) -> None:
+    if stderr().is_terminal:
+        say("")  # the line begins with the `^C` that the terminal shows
     say("ending: the workers finish what they run (Ctrl-C again ends all at once)", "dim")
     crew.terminate()
     for _ in range(round(DRAIN_S / TICK_S)):
@@ -190,7 +193,7 @@ def _free_port() -> int:
 def _greet(url: str, queue: str) -> None:
     local = url.replace(HOST, "localhost")
     ask = f'{program()} stream "What is the capital of France?" --queue {queue}'
-    if local != DEFAULT_URL:
+    if local != os.environ.get("STREAMFLEET_REDIS_URL", DEFAULT_URL):
         ask += f" --redis-url {shlex.quote(redacted(local))}"
     _print("")
     _print("Ready. Point a client at")

@@ -137,13 +137,15 @@ class Consumer:
     async def _await_work(self, room: int) -> list[Entry]:
         # A burst wakes every idle worker at once. Each takes its share in this read and the next; whoever
         # comes back a third time takes what the others have left.
-        share = -(-room // self._peers)
-        count = max(1, min(room // len(LANES), share))
+        count = max(1, min(room // len(LANES), self._share_of(room)))
         entries = await self._broker.read(self._owner, LANES, count, block_ms=self._block_ms)
         self._idle = not entries
         if entries:
-            self._share = max(1, share - len(entries))
+            self._share = max(1, self._share_of(room) - len(entries))
         return entries
+
+    def _share_of(self, room: int) -> int:
+        return -(-room // self._peers)
 
     def _doubt(self) -> None:
         # A reply was lost: it may have claimed entries, and a read that the server still holds open may

@@ -23,6 +23,7 @@ log = structlog.get_logger()
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
+    request_queue_size = 128  # connections not yet accepted; the default of 5 makes others wait for a second
     registry: CollectorRegistry
     probes: dict[str, Probe]
 

@@ -6,7 +6,7 @@ import asyncio
 import time
 import traceback
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import structlog
@@ -41,15 +41,16 @@ class Intake:
         self._metrics = metrics
         self._clock = clock
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="prepare")
+        self._job: Future[list[Any]] | None = None
         self._preparing = 0
         # What was handed to the engine and has not come back finished: when it was accepted, and None
         # once it has its first token.
         self._admitted: dict[Key, float | None] = {}
 
     @property
-    def preparing(self) -> int:
-        """Requests whose prompts are being made ready."""
-        return self._preparing
+    def preparing(self) -> bool:
+        """Whether the thread that prepares is at work, wanted or not."""
+        return self._job is not None and not self._job.done()
 
     def room(self) -> int:
         """How many more requests would run now."""
@@ -76,10 +77,9 @@ class Intake:
             return
         envelopes = [envelope for _, envelope in wanted]
         self._preparing = len(wanted)
+        self._job = self._pool.submit(self._prepare_all, envelopes)
         try:
-            prepared = await asyncio.get_running_loop().run_in_executor(
-                self._pool, self._prepare_all, envelopes
-            )
+            prepared = await asyncio.wrap_future(self._job)
         finally:
             self._preparing = 0
         arrivals: dict[Key, Arrival] = {}

@@ -28,6 +28,7 @@ from streamfleet_worker.vitals import Vitals
 EXPIRE_S = 5.0
 LAST_WORDS_S = 5.0
 """How long a drain that has run out of time goes on trying to say so."""
+CANCEL_AGAIN_S = 0.1
 
 log = structlog.get_logger()
 
@@ -148,7 +149,7 @@ class Worker:
     @property
     def abandoned(self) -> bool:
         """Whether a thread is left that hangs or still loads: only the end of the process will end it."""
-        return self._engine_thread.alive or self._intake.preparing > 0
+        return self._engine_thread.alive or self._intake.preparing
 
     def depth(self) -> Depth | None:
         """The queue's depth, or None if Redis does not tell within a second. From other threads only."""
@@ -290,6 +291,10 @@ class Worker:
 
 
 async def _end(*tasks: asyncio.Task[Any]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    pending = set(tasks)
+    while pending:
+        # More than once, since `asyncio.wait_for` of Python 3.11, under every command of the Redis client,
+        # forgets a cancellation that comes just as its own work is done.
+        for task in pending:
+            task.cancel()
+        _, pending = await asyncio.wait(pending, timeout=CANCEL_AGAIN_S)

@@ -1,0 +1,57 @@
+"""A worker process like `python -m streamfleet_worker`, but for its engine, named by the first argument."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from streamfleet_common.errors import ModelLoadFailed
+from streamfleet_worker import __main__ as program
+from streamfleet_worker.engine.base import Engine, Step
+from streamfleet_worker.engine.scripted import ScriptedEngine
+from streamfleet_worker.settings import WorkerSettings
+
+
+class SlowEngine(ScriptedEngine):
+    """A step takes a while; it dies once there is a file called `die`."""
+
+    def step(self) -> Step:
+        time.sleep(0.01)
+        if Path(os.environ["LAME_FOLDER"], "die").exists():
+            raise MemoryError("told to die")
+        return super().step()
+
+
+def slow(settings: WorkerSettings) -> Callable[[], Engine]:
+    return lambda: SlowEngine(max_batch_size=settings.max_batch_size)
+
+
+def loading(_: WorkerSettings) -> Callable[[], Engine]:
+    def build() -> Engine:
+        Path(os.environ["LAME_FOLDER"], "loading").touch()
+        time.sleep(3600)
+        raise AssertionError
+
+    return build
+
+
+def unloadable(_: WorkerSettings) -> Callable[[], Engine]:
+    def build() -> Engine:
+        raise ModelLoadFailed("no model 'x': name another")
+
+    return build
+
+
+def crashing(_: WorkerSettings) -> Callable[[], Engine]:
+    def build() -> Engine:
+        raise RuntimeError("CUDA says no")
+
+    return build
+
+
+if __name__ == "__main__":
+    program.builder = globals()[sys.argv[1]]
+    sys.exit(program.main())

@@ -1,0 +1,342 @@
+"""The publisher over a Redis that answers when a test lets it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Sequence
+from typing import Any, cast
+
+import pytest
+
+from eventually import eventually
+from streamfleet_common import codec
+from streamfleet_common.broker import Broker, Delivery, Emission, Entry, Finish
+from streamfleet_common.errors import BrokerUnavailable, GenerationFailed
+from streamfleet_common.schemas import Choice, Delta, End, Prefill, Usage
+from streamfleet_worker import publisher as publisher_module
+from streamfleet_worker.engine.base import Finished, Key, Output, Tokens
+from streamfleet_worker.metrics import Metrics
+from streamfleet_worker.publisher import Publisher
+
+IDENTITY = End(state="done", model="m", revision="r", worker="w1")
+CHECK_S = 0.05
+
+
+class StubBroker:
+    """Keeps what it is sent, as the log and the records would."""
+
+    def __init__(self) -> None:
+        self.open = asyncio.Event()
+        self.open.set()
+        self.waiting = 0
+        self.failures = 0
+        """So many calls are carried out, and their replies lost."""
+        self.fenced: set[str] = set()
+        self.emits: list[list[Emission]] = []
+        self.log: dict[str, dict[int, Any]] = {}
+        self.ends: dict[str, End] = {}
+        self.finishes: list[list[str]] = []
+
+    async def emit(self, emissions: Sequence[Emission]) -> list[bool]:
+        await self._pass()
+        self.emits.append(list(emissions))
+        for emission in emissions:
+            rid = emission.delivery.entry.rid
+            if rid not in self.fenced and emission.body:
+                # As the log does: what it has already is not added again.
+                self.log.setdefault(rid, {}).setdefault(emission.seq, codec.decode_event(emission.body))
+        self._lose()
+        return [emission.delivery.entry.rid not in self.fenced for emission in emissions]
+
+    async def finish(self, finishes: Sequence[Finish]) -> list[bool]:
+        bodies = [codec.encode(finish.end) for finish in finishes]
+        await self._pass()
+        rids = [finish.delivery.entry.rid for finish in finishes]
+        self.finishes.append(rids)
+        for rid, body in zip(rids, bodies, strict=True):
+            if rid not in self.fenced:
+                event = codec.decode_event(body)
+                assert isinstance(event, End)
+                self.ends.setdefault(rid, event)
+        self._lose()
+        return [rid not in self.fenced for rid in rids]
+
+    async def _pass(self) -> None:
+        self.waiting += 1
+        await self.open.wait()
+        self.waiting -= 1
+
+    def _lose(self) -> None:
+        if self.failures:
+            self.failures -= 1
+            raise BrokerUnavailable("the reply was lost")
+
+    def events(self, rid: str) -> list[Any]:
+        """The log of a request, which must have no holes."""
+        log = self.log.get(rid, {})
+        assert sorted(log) == list(range(1, len(log) + 1))
+        return [log[seq] for seq in sorted(log)]
+
+    def text(self, rid: str) -> str:
+        return "".join(event.text for event in self.events(rid) if isinstance(event, Delta))
+
+    @property
+    def checks(self) -> list[str]:
+        return [e.delivery.entry.rid for emissions in self.emits for e in emissions if not e.body]
+
+
+class Desk:
+    """A publisher at work, and what it tells."""
+
+    def __init__(self, broker: StubBroker) -> None:
+        self.forgotten: list[Key] = []
+        self.freed = 0
+        self.metrics = Metrics("q", "0")
+        self.publisher = Publisher(
+            cast(Broker, broker),
+            self.metrics,
+            forget=self.forgotten.extend,
+            freed=self._freed,
+            check_s=CHECK_S,
+        )
+        self.task = asyncio.create_task(self.publisher.run(IDENTITY))
+
+    def _freed(self) -> None:
+        self.freed += 1
+
+    def hold(self, rid: str, *, stream: bool = True) -> Key:
+        delivery = Delivery(Entry(rid, f"{rid}-0", "normal", b""), "w1", 1, 1000, 900, 9000, 1, 0)
+        self.publisher.hold(delivery, tenant="t", stream=stream)
+        return delivery.key
+
+    def take(self, *outputs: tuple[Key, Any]) -> None:
+        self.publisher.take([Output(key, event) for key, event in outputs])
+
+    def metric(self, name: str, **labels: str) -> float | None:
+        return self.metrics.registry.get_sample_value(f"streamfleet_{name}", {"queue": "q", **labels})
+
+
+@pytest.fixture
+def broker() -> StubBroker:
+    return StubBroker()
+
+
+@pytest.fixture
+async def desk(broker: StubBroker, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Desk]:
+    monkeypatch.setattr(publisher_module, "MAX_BACKOFF_S", 0.01)
+    made = Desk(broker)
+    yield made
+    made.task.cancel()
+    await asyncio.gather(made.task, return_exceptions=True)
+
+
+def tokens(*texts: str, first: int = 0) -> Tokens:
+    return Tokens(0, list(range(first, first + len(texts))), list(texts))
+
+
+def done(texts: Iterable[str]) -> Finished:
+    whole = list(texts)
+    choice = Choice(text="".join(whole), token_ids=tuple(range(len(whole))), finish_reason="eos")
+    return Finished(
+        "done", choices=(choice,), usage=Usage(prompt_tokens=2, completion_tokens=len(whole)), seed=7
+    )
+
+
+async def test_a_stream_is_told_in_order_and_its_end_says_what_it_was(broker: StubBroker, desk: Desk) -> None:
+    key = desk.hold("a")
+    prefill = Prefill(token_ids=(1,), texts=("p",), logprobs=(None,))
+    finished = done(["x", "y"])
+    finished.prefill = prefill
+    desk.take((key, prefill), (key, tokens("x")), (key, tokens("y", first=1)), (key, finished))
+    await desk.publisher.wait_empty()
+    assert [type(event).__name__ for event in broker.events("a")] == ["Prefill", "Delta"]
+    end = broker.ends["a"]
+    assert (end.model, end.revision, end.worker, end.seed) == ("m", "r", "w1", 7)
+    assert (end.of, end.last_seq, end.prefill) == (1, 2, None)
+    assert desk.metric("request_success_total", finished_reason="eos") == 1
+    assert desk.metric("e2e_request_latency_seconds_count") == 1
+    assert desk.metric("request_generation_tokens_sum") == 2
+
+
+async def test_a_one_shot_request_tells_its_end_alone(broker: StubBroker, desk: Desk) -> None:
+    key = desk.hold("a", stream=False)
+    finished = done(["x"])
+    finished.prefill = Prefill(token_ids=(1,), texts=("p",), logprobs=(None,))
+    desk.take((key, finished.prefill), (key, tokens("x")), (key, finished))
+    await desk.publisher.wait_empty()
+    assert broker.emits == []
+    assert broker.ends["a"].prefill == finished.prefill
+    assert broker.ends["a"].last_seq == 0
+
+
+async def test_while_a_call_is_stuck_tokens_merge_and_nothing_is_lost(broker: StubBroker, desk: Desk) -> None:
+    broker.open.clear()
+    keys = [desk.hold(rid) for rid in "abc"]
+    desk.take(*[(key, tokens("0")) for key in keys])
+    await eventually(lambda: broker.waiting == 1, "a call that waits")
+    texts = ["0"]
+    for step in range(1, 2000):
+        texts.append(str(step))
+        desk.take(*[(key, tokens(str(step), first=step)) for key in keys])
+    desk.take(*[(key, done(texts)) for key in keys])
+    # What waits is one delta a request, however long it takes: as much as the answer itself, no more.
+    assert [len(desk.publisher._held[key].tokens) for key in keys] == [1, 1, 1]
+    assert broker.waiting == 1
+    broker.open.set()
+    await desk.publisher.wait_empty()
+    for rid in "abc":
+        assert [len(event.token_ids) for event in broker.events(rid)] == [1, 1999]
+        assert broker.text(rid) == broker.ends[rid].text == "".join(texts)
+        assert broker.ends[rid].last_seq == 2
+
+
+async def test_all_of_a_step_goes_out_in_one_call_of_each_kind(broker: StubBroker, desk: Desk) -> None:
+    keys = [desk.hold(rid) for rid in "abcd"]
+    desk.take(*[(key, event) for key in keys for event in (tokens("x"), done(["x"]))])
+    await desk.publisher.wait_empty()
+    assert [len(emissions) for emissions in broker.emits] == [4]
+    assert broker.finishes == [["a", "b", "c", "d"]]
+
+
+async def test_choices_stay_apart(broker: StubBroker, desk: Desk) -> None:
+    broker.open.clear()
+    key = desk.hold("a")
+    desk.take((key, tokens("-")))
+    await eventually(lambda: broker.waiting == 1, "a call that waits")
+    for index in (0, 1, 0, 1):
+        desk.take((key, Tokens(index, [1], [str(index)], [-0.5])))
+    broker.open.set()
+    await eventually(lambda: len(broker.log.get("a", {})) == 3, "both choices")
+    assert [(event.index, event.text, event.logprobs) for event in broker.events("a")[1:]] == [
+        (0, "00", (-0.5, -0.5)),
+        (1, "11", (-0.5, -0.5)),
+    ]
+
+
+async def test_lists_of_the_engine_are_left_alone(broker: StubBroker, desk: Desk) -> None:
+    broker.open.clear()
+    key = desk.hold("a")
+    first = tokens("x")
+    desk.take((key, first), (key, tokens("y", first=1)))
+    assert first.texts == ["x"]
+
+
+async def test_a_call_whose_reply_was_lost_is_made_again_and_doubles_nothing(
+    broker: StubBroker, desk: Desk
+) -> None:
+    broker.failures = 2
+    key = desk.hold("a")
+    desk.take((key, tokens("x")))
+    await eventually(lambda: len(broker.emits) == 3, "three calls")
+    assert broker.emits[0] == broker.emits[1] == broker.emits[2]
+    broker.failures = 2
+    desk.take((key, done(["x"])))
+    await desk.publisher.wait_empty()
+    assert broker.text("a") == "x"
+    assert broker.finishes == [["a"]] * 3
+    assert desk.metric("request_success_total", finished_reason="eos") == 1
+
+
+async def test_fenced_means_cancel_and_silence(broker: StubBroker, desk: Desk) -> None:
+    lost, kept = desk.hold("lost"), desk.hold("kept")
+    broker.fenced.add("lost")
+    desk.take((lost, tokens("x")), (kept, tokens("x")))
+    await eventually(lambda: desk.forgotten == [lost], "the loss")
+    assert not desk.publisher.holds(lost)
+    emitted = len(broker.emits)
+    desk.take((lost, tokens("y")), (lost, done(["x", "y"])))
+    desk.take((kept, done(["x"])))
+    await desk.publisher.wait_empty()
+    assert list(broker.ends) == ["kept"]
+    assert len(broker.emits) == emitted
+    assert desk.metric("fenced_writes_total") == 1
+
+
+async def test_lost_and_finished_in_one_step_it_writes_no_end(broker: StubBroker, desk: Desk) -> None:
+    key = desk.hold("a")
+    broker.fenced.add("a")
+    desk.take((key, tokens("x")), (key, done(["x"])))
+    await desk.publisher.wait_empty()
+    assert broker.finishes == []
+    assert desk.forgotten == [key]
+
+
+async def test_an_end_that_was_refused_is_no_success(broker: StubBroker, desk: Desk) -> None:
+    key = desk.hold("a", stream=False)
+    broker.fenced.add("a")
+    desk.take((key, done(["x"])))
+    await desk.publisher.wait_empty()
+    assert desk.metric("request_success_total", finished_reason="eos") == 0
+    assert desk.metric("fenced_writes_total") == 1
+
+
+async def test_what_shows_nothing_has_its_fence_looked_at(broker: StubBroker, desk: Desk) -> None:
+    one_shot, waiting = desk.hold("one-shot", stream=False), desk.hold("waiting")
+    desk.take((one_shot, tokens("x")))
+    await eventually(lambda: len(broker.checks) >= 4, "two rounds of checks")
+    assert set(broker.checks) == {"one-shot", "waiting"}
+    broker.fenced |= {"one-shot", "waiting"}
+    await eventually(lambda: set(desk.forgotten) == {one_shot, waiting}, "both losses")
+    assert desk.publisher.held == 0
+    looks = len(broker.emits)
+    await asyncio.sleep(3 * CHECK_S)
+    assert len(broker.emits) == looks, "nobody is held, so nothing is asked"
+
+
+async def test_given_up_requests_end_and_so_does_whatever_comes_later(broker: StubBroker, desk: Desk) -> None:
+    early, ended = desk.hold("early"), desk.hold("ended", stream=False)
+    desk.take((ended, done(["x"])))
+    error = GenerationFailed("send it again", retryable=True)
+    desk.publisher.give_up(Finished("failed", error=error))
+    late = desk.hold("late")
+    assert not desk.publisher.holds(early)
+    assert not desk.publisher.holds(late)
+    desk.take((early, tokens("too late")))
+    await desk.publisher.wait_empty()
+    assert {rid: end.state for rid, end in broker.ends.items()} == {
+        "early": "failed",
+        "ended": "done",
+        "late": "failed",
+    }
+    assert broker.ends["late"].error is not None
+    assert broker.ends["late"].error.error().retryable
+    assert broker.text("early") == ""
+    assert desk.metric("request_failure_total", error_type="generation_failed") == 2
+
+
+@pytest.mark.parametrize("bad", ["\ud83d", 7])
+async def test_a_delta_without_bytes_fails_its_request_alone(
+    broker: StubBroker, desk: Desk, bad: Any
+) -> None:
+    odd, good = desk.hold("odd"), desk.hold("good")
+    desk.take((odd, tokens("x")), (good, tokens("x")))
+    desk.take((odd, Tokens(0, [1], [bad])), (good, tokens("y", first=1)))
+    await eventually(lambda: "odd" in broker.ends, "the failure")
+    assert broker.ends["odd"].state == "failed"
+    assert desk.forgotten == [odd]
+    desk.take((odd, done(["x", "?"])), (good, done(["x", "y"])))
+    await desk.publisher.wait_empty()
+    assert broker.ends["good"].text == "xy"
+    assert desk.metric("fenced_writes_total") == 0
+
+
+async def test_an_end_without_bytes_fails_its_request_alone(broker: StubBroker, desk: Desk) -> None:
+    keys = [desk.hold(rid, stream=False) for rid in ("good", "odd", "fine")]
+    odd = done(["x"])
+    odd.choices = (odd.choices[0].model_copy(update={"text": "\ud83d"}),)
+    desk.take((keys[0], done(["x"])), (keys[1], odd), (keys[2], done(["y"])))
+    await desk.publisher.wait_empty()
+    assert {rid: end.state for rid, end in broker.ends.items()} == {
+        "good": "done",
+        "odd": "failed",
+        "fine": "done",
+    }
+
+
+async def test_an_entry_is_known_by_its_lane_and_place() -> None:
+    desk = Desk(StubBroker())
+    desk.hold("a")
+    assert desk.publisher.has(Entry("a", "a-0", "normal", b"other bytes"))
+    assert not desk.publisher.has(Entry("a", "a-0", "high", b""))
+    assert not desk.publisher.has(Entry("a", "b-0", "normal", b""))
+    desk.task.cancel()

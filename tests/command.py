@@ -24,13 +24,15 @@ def environment(**settings: str) -> dict[str, str]:
     return {**kept, "STREAMFLEET_ENGINE": "scripted", **settings}
 
 
-def streamfleet(*arguments: str, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+def streamfleet(
+    *arguments: str, env: Mapping[str, str] | None = None, limit_s: float = LIMIT_S
+) -> subprocess.CompletedProcess[str]:
     """Run the command to its end."""
     return subprocess.run(
         [*PROGRAM, *arguments],
         capture_output=True,
         text=True,
-        timeout=LIMIT_S,
+        timeout=limit_s,
         env=dict(env or environment()),
         check=False,
     )

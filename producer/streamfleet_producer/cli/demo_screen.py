@@ -49,7 +49,7 @@ class Board:
         rows = math.ceil(len(self._exchanges) / columns)
         width = min(WIDEST_PANEL, options.max_width // columns)
         inner = max(1, width - 4)
-        wanted = math.ceil(self._max_tokens * CHARS_PER_TOKEN / inner) + 3
+        wanted = math.ceil(self._max_tokens * CHARS_PER_TOKEN / inner) + 2
         height = min(wanted, (console.height - LINES_BESIDE_PANELS) // rows)
         fits = height >= LEAST_PANEL_HEIGHT
         if not fits and not self.whole:

@@ -240,6 +240,9 @@ class Subscriber:
             reply = await connection.read_response(
                 timeout=math.inf, disconnect_on_error=False, push_request=True
             )
+            if reply is None:
+                # What the library makes of a line that TCP gave up (ETIMEDOUT): at once, and ever again.
+                raise ConnectionError("the connection timed out")
             self._heard_at = loop.time()
             self._take(reply)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -363,6 +364,18 @@ async def test_a_silent_line_is_given_up(
     raw.publish("c", "x")
     await heard(ear, messages=1)
     assert ear.messages == [b"x"]
+
+
+async def test_a_line_that_tcp_gave_up(subscriber: Subscriber, connections: Connections, raw: Any) -> None:
+    ear = Recorder()
+    await subscriber.subscribe([("c", ear)])
+    pool: Any = connections.pubsub.connection_pool
+    (connection,) = pool._in_use_connections
+    # What asyncio does when keepalive finds the peer dead. Every further read raises it again, at once.
+    connection._reader.set_exception(TimeoutError(errno.ETIMEDOUT, "Connection timed out"))
+    await eventually(lambda: ear.gaps == 1)
+    raw.publish("c", "x")
+    await heard(ear, messages=1)
 
 
 async def test_an_idle_line_is_asked_and_kept(

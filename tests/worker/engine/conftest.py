@@ -22,12 +22,12 @@ def clock() -> Clock:
 
 @pytest.fixture(scope="session")
 def llama() -> models.LoadedModel:
-    return models.load(str(tiny_model("llama")), device="cpu")
+    return models.load(str(tiny_model("llama")), device="cpu", pack=False)
 
 
 @pytest.fixture(scope="session")
 def gpt2() -> models.LoadedModel:
-    return models.load(str(tiny_model("gpt2")), device="cpu")
+    return models.load(str(tiny_model("gpt2")), device="cpu", pack=False)
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ from streamfleet_common.errors import ModelLoadFailed, TokenizerFailed
 from streamfleet_worker.engine import smollm2
 from streamfleet_worker.engine.devices import describe, find_device, find_precision
 from streamfleet_worker.engine.kv_cache import LayerShape
+from streamfleet_worker.engine.packed_linear import pack_linears, packed_bytes
 from streamfleet_worker.engine.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -76,6 +77,7 @@ def load(
     device: str = "auto",
     precision: str = "auto",
     *,
+    pack: bool = True,
     progress: Progress = log.info,
 ) -> LoadedModel:
     """Load a model.
@@ -85,6 +87,8 @@ def load(
             of a hub repository, "organisation/name", with "@revision" if wanted.
         device: "auto", "cpu", "cuda", "cuda:1", "mps".
         precision: "auto" (float32 on a CPU, else bfloat16), "float32", "bfloat16" or "float16".
+        pack: on a CPU, lay the weights of linear layers out for it; the model is faster, and can no
+            longer be saved.
         progress: called with a sentence before anything slow.
 
     Only safetensors and GGUF files are read, and no code from the model's repository is run.
@@ -108,6 +112,8 @@ def load(
         raise _failure(reference, source, error) from error
     tokenizer, tokenizer_eos = _load_tokenizer(reference, source)
     text_config = model.config.get_text_config(decoder=True)
+    if pack and place.type == "cpu":
+        pack_linears(model, dtype)
     shapes, window = _inspect(reference, model, place)
     positions = [text_config.max_position_embeddings, window, _rope_limit(text_config)]
     return LoadedModel(
@@ -122,7 +128,7 @@ def load(
         layer_shapes=shapes,
         max_positions=min(p for p in positions if p),
         vocab_size=model.get_input_embeddings().num_embeddings,
-        weights_bytes=sum(t.numel() * t.element_size() for t in model.parameters()),
+        weights_bytes=sum(t.numel() * t.element_size() for t in model.parameters()) + packed_bytes(model),
     )
 
 

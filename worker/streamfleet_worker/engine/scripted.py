@@ -70,11 +70,12 @@ def _texts_of(prompt: str) -> list[str]:
 def _cut(texts: list[str], stops: Collection[str], include: bool) -> tuple[list[str], bool]:
     """The texts up to the first stop string, and whether there was one."""
     whole = "".join(texts)
-    ends = [(whole.find(stop) + len(stop), len(stop)) for stop in stops if stop in whole]
+    # As in real engines: the first to be complete, and of those complete at once the longest.
+    ends = [(whole.find(stop) + len(stop), -len(stop)) for stop in stops if stop in whole]
     if not ends:
         return texts, False
-    end, length = min(ends)
-    keep = end if include else end - length
+    end, negative_length = min(ends)
+    keep = end if include else end + negative_length
     kept, start = [], 0
     for text in texts:
         kept.append(text[: max(0, keep - start)])

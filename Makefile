@@ -16,7 +16,7 @@ help: ## show this
 bootstrap: ## make or update .venv; quick when nothing changed
 	@STREAMFLEET_MAKE_TARGET="$(firstword $(MAKECMDGOALS))" $(PYTHON) .ci/bootstrap.py
 
-demo: bootstrap ## a broker, two workers and a model on this machine, answering at once
+demo: bootstrap ## a broker, a worker and a real model on this machine, six answers at once
 	@$(PY) $(VENV)/streamfleet demo
 
 test: bootstrap ## the tests, without the slow ones (under 5 minutes)

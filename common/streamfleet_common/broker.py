@@ -8,7 +8,6 @@ this worker, this entry and this epoch.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import random
 import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -75,8 +74,7 @@ class Submission:
                 limit=limit,
             )
         # The digest says whether two submissions of one id ask for the same thing.
-        digest = hashlib.sha256(codec.encode(envelope.request)).hexdigest()[:32]
-        return cls(envelope, payload, digest)
+        return cls(envelope, payload, codec.digest(envelope.request))
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ What comes in is bounded before it is unpacked, validated after, and never passe
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any, TypeVar
 
 import msgpack
@@ -25,24 +26,32 @@ _CARD: TypeAdapter[Card] = TypeAdapter(Card)
 
 
 def encode(message: Message) -> bytes:
-    """The bytes of a message. Fields at their default are left out, but for the one that names the kind."""
+    """The bytes of a message. Fields at their default are left out, but for the one that names the kind.
+
+    Raises:
+        InvalidRequest: a value is none that msgpack knows: an object, an integer of more than 64 bits.
+    """
+    return _pack({"v": VERSION, **_fields(message)})
+
+
+def digest(message: Message) -> str:
+    """32 hex digits that are equal for equal messages, whatever version of the protocol carries them."""
+    return hashlib.sha256(_pack(_fields(message))).hexdigest()[:32]
+
+
+def _fields(message: Message) -> dict[str, Any]:
     fields = message.model_dump(exclude_defaults=True)
     if isinstance(message, Envelope):
         fields["request"]["kind"] = message.request.kind
     for name in ("type", "kind"):
         if name in type(message).model_fields:
             fields[name] = getattr(message, name)
-    return pack(fields)
+    return fields
 
 
-def pack(fields: dict[str, Any]) -> bytes:
-    """The bytes of a map of plain values, with the version added.
-
-    Raises:
-        InvalidRequest: a value is none that msgpack knows: an object, an integer of more than 64 bits.
-    """
+def _pack(fields: dict[str, Any]) -> bytes:
     try:
-        packed: bytes = msgpack.packb({"v": VERSION, **fields})
+        packed: bytes = msgpack.packb(fields)
     except (TypeError, ValueError, OverflowError) as error:
         raise InvalidRequest(f"message cannot be encoded ({type(error).__name__}: {error})") from None
     return packed

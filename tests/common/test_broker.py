@@ -105,7 +105,7 @@ async def test_submit_writes_an_entry_a_record_and_a_place(broker: Broker, raw: 
     assert codec.decode_envelope(fields[b"p"]) == one.envelope
     accepted = int(fields_of(raw, RID)[8])
     assert before <= accepted <= after
-    digest = hashlib.sha256(msgpack.packb({"v": 1, "prompt": "Hi", "kind": "generate"})).hexdigest()[:32]
+    digest = hashlib.sha256(msgpack.packb({"prompt": "Hi", "kind": "generate"})).hexdigest()[:32]
     assert raw.get(f"{T}:r:{RID}").decode() == (
         f"Q{accepted + 60_000}|0|{eid.decode()}||0|0|0|0|{accepted}|bulk|s|5000|acme|{digest}"
     )

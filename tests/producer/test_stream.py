@@ -8,12 +8,14 @@ import pytest
 
 from hand_worker import HandWorker, delta, done
 from streamfleet_common import codec
-from streamfleet_common.broker import Finish
+from streamfleet_common.broker import Emission, Finish
+from streamfleet_common.frames import Frame
 from streamfleet_producer import (
     Cancelled,
     Client,
     DeadlineExceeded,
     Delta,
+    End,
     GenerateRequest,
     GenerationFailed,
     IncompleteGeneration,
@@ -82,6 +84,28 @@ async def test_a_lost_message_is_read_from_the_log(worker: HandWorker, fleet: Cl
         assert await text_of(tokens) == "e"
 
 
+async def test_what_was_lost_before_the_end_comes_as_it_was_sent(worker: HandWorker, fleet: Client) -> None:
+    async with fleet.stream(REQUEST) as tokens:
+        [work] = await worker.take()
+        for place, letter in enumerate("abc"):
+            await worker.log(work, delta(letter, place))
+        await worker.finish(work, "abc")
+        assert [event.text async for event in tokens] == list("abc")
+
+
+async def test_more_than_a_page_of_the_log_is_read(worker: HandWorker, fleet: Client) -> None:
+    text = "abcdefghij" * 250
+    async with fleet.stream(REQUEST, max_buffered_frames=1) as tokens:
+        [work] = await worker.take()
+        bodies = [codec.encode(delta(letter, place)) for place, letter in enumerate(text)]
+        await worker.broker.emit(
+            [Emission(work.delivery, "default", place + 1, body) for place, body in enumerate(bodies)]
+        )
+        work.seq = len(text)
+        await worker.finish(work, text)
+        assert await text_of(tokens) == text
+
+
 async def test_a_cut_connection_loses_nothing(worker: HandWorker, fleet: Client) -> None:
     text = "abcdefghijklmnopqrstuvwxyz"
     async with fleet.stream(REQUEST) as tokens:
@@ -133,7 +157,45 @@ async def test_what_is_too_large_for_a_channel_comes_from_the_log(worker: HandWo
     assert tokens.result.text == "z" * 20_000
 
 
+async def test_a_log_that_cannot_help_is_not_read_again_and_again(
+    worker: HandWorker, fleet: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with fleet.stream(REQUEST) as tokens:
+        [work] = await worker.take()
+        await worker.emit(work, delta("a"))
+        assert (await anext(tokens)).text == "a"
+        broker, reads = fleet._open_link().broker, []
+        real = broker.events
+
+        async def events(rid: str, after: str = "-") -> list[Frame]:
+            reads.append(after)
+            return await real(rid, after)
+
+        monkeypatch.setattr(broker, "events", events)
+        await worker.redis.delete(worker.broker.keys.log(work.rid))
+        reading = asyncio.create_task(text_of(tokens))
+        for seq in range(3, 30):
+            await worker.publish(work, f"1-{seq} ".encode() + codec.encode(delta("x", seq)))
+            await fleet.depth()  # so that the reader has had its turn
+        await worker.finish(work, "abc", last_seq=29)
+        assert await reading == "bc"
+        assert len(reads) <= 4
+
+
 # --- restarts
+
+
+async def test_an_end_of_an_attempt_that_was_given_up_is_none(worker: HandWorker, fleet: Client) -> None:
+    async with fleet.stream(REQUEST) as tokens:
+        [first] = await worker.take()
+        await worker.lose(first)
+        [second] = await worker.take()
+        await worker.emit(second, delta("a"))
+        assert (await anext(tokens)).text == "a"
+        await worker.publish(second, b"2-1,1,2,3,1 " + codec.encode(End(state="failed")))
+        await worker.finish(second, "a")
+        assert await text_of(tokens) == ""
+        assert tokens.result.text == "a"
 
 
 async def test_a_restart_is_told_to_whoever_reads_all_events(worker: HandWorker, fleet: Client) -> None:
@@ -385,6 +447,19 @@ async def test_a_slow_reader_is_bounded_and_misses_nothing(worker: HandWorker, f
             assert len(tokens._reader._frames) <= 8
         await worker.finish(work, text)
         assert await text_of(tokens) == text
+
+
+@pytest.mark.parametrize("bound", range(1, 6))
+async def test_whatever_a_slow_reader_has_no_room_for_is_not_lost(
+    worker: HandWorker, fleet: Client, bound: int
+) -> None:
+    async with fleet.stream(REQUEST, max_buffered_frames=bound) as tokens:
+        [work] = await worker.take()
+        for place, letter in enumerate("abc"):
+            await worker.emit(work, delta(letter, place))
+        await worker.finish(work, "abc")
+        await fleet.depth()  # all messages have come, the end last
+        assert await text_of(tokens) == "abc"
 
 
 async def test_a_slow_reader_is_bounded_in_bytes(worker: HandWorker, fleet: Client) -> None:

@@ -53,7 +53,10 @@ _TRANSIENT = (redis_errors.ConnectionError, redis_errors.TimeoutError, redis_err
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """A request ready to be accepted: its envelope, and the bytes and digest made of it."""
+    """A request ready to be accepted: its envelope, and the bytes made of it.
+
+    `digest` says whether two submissions of one id ask for the same thing.
+    """
 
     envelope: Envelope
     payload: bytes
@@ -66,15 +69,14 @@ class Submission:
         Raises:
             Undecodable: the request is over `limit` bytes.
         """
-        payload = codec.encode(envelope)
+        payload, digest = codec.encode_envelope(envelope)
         if len(payload) > limit:
             raise Undecodable(
                 f"request of {len(payload)} bytes is over max_request_bytes ({limit}): send less",
                 bytes=len(payload),
                 limit=limit,
             )
-        # The digest says whether two submissions of one id ask for the same thing.
-        return cls(envelope, payload, codec.digest(envelope.request))
+        return cls(envelope, payload, digest)
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,15 +34,25 @@ def encode(message: Message) -> bytes:
     return _pack({"v": VERSION, **_fields(message)})
 
 
-def digest(message: Message) -> str:
-    """32 hex digits that are equal for equal messages, whatever version of the protocol carries them."""
-    return hashlib.sha256(_pack(_fields(message))).hexdigest()[:32]
+def encode_envelope(envelope: Envelope) -> tuple[bytes, str]:
+    """The payload of a submission, and the digest of its request.
+
+    The digest is 32 hex digits, equal for equal requests, whatever version of the protocol carries them.
+    Raises as `encode` does.
+    """
+    fields = _fields(envelope)
+    digest = hashlib.sha256(_pack(fields["request"])).hexdigest()[:32]
+    return _pack({"v": VERSION, **fields}), digest
 
 
 def _fields(message: Message) -> dict[str, Any]:
-    fields = message.model_dump(exclude_defaults=True)
     if isinstance(message, Envelope):
+        # Left out here, since pydantic would draw another id to see whether this one is the default.
+        fields = message.model_dump(exclude_defaults=True, exclude={"rid"})
+        fields["rid"] = message.rid
         fields["request"]["kind"] = message.request.kind
+        return fields
+    fields = message.model_dump(exclude_defaults=True)
     for name in ("type", "kind"):
         if name in type(message).model_fields:
             fields[name] = getattr(message, name)

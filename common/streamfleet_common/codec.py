@@ -48,8 +48,7 @@ def encode_envelope(envelope: Envelope) -> tuple[bytes, str]:
 def _fields(message: Message) -> dict[str, Any]:
     if isinstance(message, Envelope):
         # Left out here, since pydantic would draw another id to see whether this one is the default.
-        fields = message.model_dump(exclude_defaults=True, exclude={"rid"})
-        fields["rid"] = message.rid
+        fields = {"rid": message.rid, **message.model_dump(exclude_defaults=True, exclude={"rid"})}
         fields["request"]["kind"] = message.request.kind
         return fields
     fields = message.model_dump(exclude_defaults=True)

@@ -132,7 +132,6 @@ class ModelRunner:
             input_ids=ids[:, None],
             position_ids=where[:, None],
             attention_mask=self._mask(places[None, None, None] <= where[:, None, None, None]),
-            logits_to_keep=1,
         )
         logits: torch.Tensor = output.logits[: len(token_ids), -1].float()
         return logits

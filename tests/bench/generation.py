@@ -61,6 +61,11 @@ class Result:
     def rate(self) -> float:
         return self.tokens / self.seconds
 
+    @property
+    def cpu_rate(self) -> float:
+        """Tokens a CPU-second: what is left of the rate when other programs take their share."""
+        return self.tokens / self.cpu_seconds
+
 
 def make_jobs(loaded: models.LoadedModel, count: int, scale: float, stops: bool) -> list[Job]:
     source = random.Random(7)
@@ -207,12 +212,12 @@ def main() -> int:
 
 
 def report(args: Any, results: list[Result]) -> None:
-    base = results[-1].rate
+    base, cpu_base = results[-1].rate, results[-1].cpu_rate
     show(
         f"{args.model} {args.precision}, {args.requests} requests, "
         f"batch {args.batch}, {args.threads} thread(s)"
     )
-    show(f"{'':16}{'tokens/s':>10}{'ratio':>8}{'seconds':>10}{'CPU s':>8}{'tokens':>8}")
+    show(f"{'':16}{'tokens/s':>10}{'ratio':>8}{'per CPU-s':>11}{'ratio':>8}{'seconds':>9}{'tokens':>8}")
     for r in reversed(results):
         show(
             f"{r.name:16}{r.rate:10.1f}{r.rate / base:8.2f}{r.seconds:10.1f}{r.cpu_seconds:8.1f}{r.tokens:8}"
@@ -223,6 +228,8 @@ def report(args: Any, results: list[Result]) -> None:
                 "name": r.name,
                 "tokens_per_s": r.rate,
                 "ratio": r.rate / base,
+                "tokens_per_cpu_s": r.cpu_rate,
+                "cpu_ratio": r.cpu_rate / cpu_base,
                 "seconds": r.seconds,
                 "cpu_seconds": r.cpu_seconds,
                 "tokens": r.tokens,

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from engine_driver import Driver
-from streamfleet_common.errors import DeadlineExceeded, GenerationFailed
+from streamfleet_common.errors import DeadlineExceeded, GenerationFailed, ModelLoadFailed
 from streamfleet_worker.engine.base import Engine, Finished
 from streamfleet_worker.engine.models import LoadedModel
 
@@ -322,6 +322,21 @@ def test_it_fills_a_row_to_the_last_place(gpt2: LoadedModel, drive: Make) -> Non
 def test_warm_up_compares_batch_and_model(llama: LoadedModel, gpt2: LoadedModel, drive: Make) -> None:
     for loaded in (llama, gpt2):
         engine: Any = drive(loaded).engine
+        engine.warm_up()
+
+
+def test_warm_up_refuses_a_model_that_ignores_positions(llama: LoadedModel, drive: Make) -> None:
+    class Stubborn(Script):
+        def forward(self, input_ids: torch.Tensor, **inputs: Any) -> Any:
+            if inputs.get("position_ids") is not None:
+                inputs["position_ids"] = torch.zeros_like(inputs["position_ids"])
+            return self.inner(input_ids=input_ids, **inputs)
+
+    engine: Any = drive(replace(llama, model=Stubborn(copy.deepcopy(llama.model), {}, set(), set()))).engine
+    with pytest.raises(ModelLoadFailed, match="other logits in a batch"):
+        engine.warm_up()
+    engine = drive(scripted(llama, {}, fatal={24})).engine
+    with pytest.raises(ModelLoadFailed, match="the pass broke"):
         engine.warm_up()
 
 

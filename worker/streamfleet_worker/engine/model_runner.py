@@ -146,17 +146,21 @@ class ModelRunner:
             ModelLoadFailed: the numbers differ by more than rounding explains. The model then derives
                 positions or masks in a way of its own.
         """
+        kind = type(self._model).__name__
         prompts = [[(7 * i + 3) % self.vocab_size for i in range(n)] for n in (21, 4)]
-        self.prefill(range(len(prompts)), prompts)
-        ours = self.decode([p[-1] for p in prompts], [len(p) - 1 for p in prompts])
-        for row, prompt in zip(ours, prompts, strict=True):
-            ids = torch.tensor([prompt], device=self._device)
-            alone = self._model(input_ids=ids, use_cache=False).logits[0, -1].float()
-            error = float((row - alone).abs().max() / alone.abs().max().clamp(min=1e-6))
-            if not error < _TOLERANCE[self._dtype]:
+        try:
+            self.prefill(range(len(prompts)), prompts)
+            ours = self.decode([p[-1] for p in prompts], [len(p) - 1 for p in prompts])
+            ids = [torch.tensor([prompt], device=self._device) for prompt in prompts]
+            alone = [self._model(input_ids=i, use_cache=False).logits[0, -1].float() for i in ids]
+        except Exception as error:
+            raise ModelLoadFailed(f"{kind} cannot be batched here: {error}"[:1000]) from error
+        for row, expected in zip(ours, alone, strict=True):
+            difference = float((row - expected).abs().max() / expected.abs().max().clamp(min=1e-6))
+            if not difference < _TOLERANCE[self._dtype]:
                 raise ModelLoadFailed(
-                    f"{type(self._model).__name__} gives other logits in a batch than alone "
-                    f"(relative difference {error:.2g}): it cannot be batched here"
+                    f"{kind} cannot be batched here: it gives other logits in a batch than alone "
+                    f"(relative difference {difference:.2g})"
                 )
 
     @torch.inference_mode()

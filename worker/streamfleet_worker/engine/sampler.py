@@ -61,7 +61,10 @@ def sample(logits: torch.Tensor, draws: Sequence[Draw]) -> list[int | None]:
     drawn = [i for i, draw in enumerate(draws) if draw.sampling.temperature > 0]
     if drawn:
         rows = torch.tensor(drawn, device=logits.device)
-        chosen[rows] = _sample(logits[rows], best[rows], [draws[i] for i in drawn])
+        # Apple's GPUs have no float64.
+        place = "cpu" if logits.device.type == "mps" else logits.device
+        found = _sample(logits[rows].to(place), best[rows].to(place), [draws[i] for i in drawn])
+        chosen[rows] = found.to(logits.device)
     usable = torch.isfinite(best).tolist()
     return [token if good else None for token, good in zip(chosen.tolist(), usable, strict=True)]
 

@@ -220,7 +220,8 @@ def report(args: Any, results: list[Result]) -> None:
     show(f"{'':16}{'tokens/s':>10}{'ratio':>8}{'per CPU-s':>11}{'ratio':>8}{'seconds':>9}{'tokens':>8}")
     for r in reversed(results):
         show(
-            f"{r.name:16}{r.rate:10.1f}{r.rate / base:8.2f}{r.seconds:10.1f}{r.cpu_seconds:8.1f}{r.tokens:8}"
+            f"{r.name:16}{r.rate:10.1f}{r.rate / base:8.2f}{r.cpu_rate:11.1f}{r.cpu_rate / cpu_base:8.2f}"
+            f"{r.seconds:9.1f}{r.tokens:8}"
         )
     if args.json:
         rows = [

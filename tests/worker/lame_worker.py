@@ -9,9 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from streamfleet_common.errors import ModelLoadFailed
+from streamfleet_common.schemas import Request
 from streamfleet_worker import __main__ as program
+from streamfleet_worker import worker
 from streamfleet_worker.engine.base import Engine, Step
-from streamfleet_worker.engine.scripted import ScriptedEngine
+from streamfleet_worker.engine.scripted import Script, ScriptedEngine
 from streamfleet_worker.settings import WorkerSettings
 
 
@@ -23,6 +25,20 @@ class SlowEngine(ScriptedEngine):
         if Path(os.environ["LAME_FOLDER"], "die").exists():
             raise MemoryError("told to die")
         return super().step()
+
+
+class StuckEngine(ScriptedEngine):
+    """Its prompts never come ready."""
+
+    def prepare(self, request: Request) -> Script:
+        Path(os.environ["LAME_FOLDER"], "preparing").touch()
+        time.sleep(3600)
+        return super().prepare(request)
+
+
+def stuck(_: WorkerSettings) -> Callable[[], Engine]:
+    worker.LAST_WORDS_S = 0.2
+    return StuckEngine
 
 
 def slow(settings: WorkerSettings) -> Callable[[], Engine]:

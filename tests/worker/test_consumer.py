@@ -150,6 +150,16 @@ async def test_never_more_than_there_is_room_for(queue: StubQueue, post: Post) -
     assert post.room == 0
 
 
+async def test_what_one_lane_gives_is_taken_off_the_room_for_the_next(queue: StubQueue, post: Post) -> None:
+    post.room = 5
+    for lane in LANES:
+        queue.put(lane, *names(lane, 3))
+    post.begin()
+    await eventually(lambda: post.room <= 0, "a full batch")
+    assert post.batches == [5]
+    assert post.room == 0
+
+
 async def test_with_less_room_than_lanes_it_looks_before_it_waits(queue: StubQueue, post: Post) -> None:
     post.room = 1
     post.begin()

@@ -209,6 +209,20 @@ async def test_told_to_stop_while_loading_it_goes_at_once(broker: Broker, launch
     assert found.state == "queued"
 
 
+async def test_a_prompt_that_never_comes_ready_does_not_hold_the_process(
+    broker: Broker, launch: Launch
+) -> None:
+    worker = launch("stuck", drain_timeout_s="0.1")
+    await worker.said("ready")
+    (rid,) = await submit(broker, ["x"])
+    await eventually((worker.folder / "preparing").exists, "the preparing")
+    worker.child.terminate()
+    assert await worker.ended() == 0
+    (answer,) = await ends(broker, [rid])
+    assert answer.error is not None
+    assert answer.error.error().retryable
+
+
 @pytest.mark.parametrize(
     ("engine", "said"),
     [

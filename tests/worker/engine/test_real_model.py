@@ -37,7 +37,7 @@ def test_it_knows_the_capital_of_france(drive: Callable[..., Driver], precision:
 
 
 def test_the_alphabet_does_not_leak_before_a_stop(smollm2: LoadedModel, drive: Callable[..., Driver]) -> None:
-    # vllm issue 3574: letters of the stop string were streamed before it was whole.
+    # A known fault of such engines: letters of the stop string are streamed before it is whole.
     driver = drive(smollm2, max_seq_len=512)
     prompt = "Here is the English alphabet: ABC"
     driver.add("free", prompt=prompt, max_tokens=12)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from streamfleet_common.broker import Broker, Delivery, Emission, Entry, Finish, Submission
+from streamfleet_common.broker import Broker
+from streamfleet_common.deliveries import Delivery, Emission, Entry, Finish
 from streamfleet_common.schemas import LANES, Choice, Delta, End, Envelope, GenerateRequest, Start
+from streamfleet_common.submissions import Submission
 
 START = Start(worker="w1", model="m")
 DONE = End(

@@ -10,21 +10,12 @@ from typing import Any, Literal, Self
 import redis.asyncio
 
 from streamfleet_common import codec
-from streamfleet_common.broker import Broker, Delivery, Emission, Entry, Finish
+from streamfleet_common.broker import Broker
+from streamfleet_common.cards import Card, Limits
 from streamfleet_common.connections import Connections
+from streamfleet_common.deliveries import Delivery, Emission, Entry, Finish
 from streamfleet_common.errors import StreamfleetError
-from streamfleet_common.schemas import (
-    LANES,
-    Card,
-    Choice,
-    Delta,
-    End,
-    Envelope,
-    Event,
-    Failure,
-    Limits,
-    Start,
-)
+from streamfleet_common.schemas import LANES, Choice, Delta, End, Envelope, Event, Failure, Start
 
 
 @dataclass

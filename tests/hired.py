@@ -8,11 +8,12 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from gated_engine import GatedEngine
-from streamfleet_common.broker import Broker, Submission
+from streamfleet_common.broker import Broker
 from streamfleet_common.connections import Connections
 from streamfleet_common.errors import StreamfleetError
 from streamfleet_common.records import Record
 from streamfleet_common.schemas import Delta, End, Envelope, Event, GenerateRequest
+from streamfleet_common.submissions import Submission
 from streamfleet_worker.worker import Worker
 
 PATIENCE_S = 10.0

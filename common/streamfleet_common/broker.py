@@ -7,140 +7,31 @@ this worker, this entry and this epoch.
 
 from __future__ import annotations
 
-import asyncio
-import random
 import re
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Any
 
 from redis import exceptions as redis_errors
 
 from streamfleet_common import codec
-from streamfleet_common.connections import BLOCK_MS, Connections, redacted
+from streamfleet_common.calls import TRANSIENT, Calls, batches
+from streamfleet_common.cards import Card
+from streamfleet_common.connections import BLOCK_MS, Connections
+from streamfleet_common.deliveries import Delivery, Emission, Entry, Finish, NotStarted
 from streamfleet_common.errors import BrokerUnavailable, InvalidRequest, Undecodable
 from streamfleet_common.frames import Frame
 from streamfleet_common.keys import GROUP, QUEUES, Keys
 from streamfleet_common.records import LETTERS, STATES, Record
-from streamfleet_common.schemas import (
-    LANES,
-    Card,
-    End,
-    Envelope,
-    Failure,
-    Lane,
-    Start,
-    State,
-)
-from streamfleet_common.scripts import Script, ScriptName
+from streamfleet_common.schemas import LANES, End, Failure, Lane, Start, State
+from streamfleet_common.submissions import Submission, Submitted
 
 MAX_QUEUE_DEPTH = 1024
 """How many requests a queue holds, accepted and unfinished, where no worker has said otherwise."""
-ATTEMPTS = 3
-BACKOFF_S = 0.1
 CARD_LIFE_MS = 15_000
 EXPIRE_AT_ONCE = 100
-BATCH = 512
-"""Requests in one script call: Lua can unpack some 8,000 values, and other clients wait meanwhile."""
-BATCH_BYTES = 8 * 1024 * 1024
-"""Payload in one script call; Redis cuts off a client that sends more than 1 GB at once."""
 _OWNER = re.compile(r"[^|\n]{1,200}")
-
-_T = TypeVar("_T")
-_TRANSIENT = (redis_errors.ConnectionError, redis_errors.TimeoutError, redis_errors.BusyLoadingError, OSError)
-
-
-@dataclass(frozen=True, slots=True)
-class Submission:
-    """A request ready to be accepted: its envelope, and the bytes made of it.
-
-    `digest` says whether two submissions of one id ask for the same thing.
-    """
-
-    envelope: Envelope
-    payload: bytes
-    digest: str
-
-    @classmethod
-    def of(cls, envelope: Envelope, limit: int = codec.MAX_REQUEST_BYTES) -> Submission:
-        """Encode an envelope.
-
-        Raises:
-            Undecodable: the request is over `limit` bytes.
-        """
-        payload, digest = codec.encode_envelope(envelope)
-        if len(payload) > limit:
-            raise Undecodable(
-                f"request of {len(payload)} bytes is over max_request_bytes ({limit}): send less",
-                bytes=len(payload),
-                limit=limit,
-            )
-        return cls(envelope, payload, digest)
-
-
-@dataclass(frozen=True, slots=True)
-class Submitted:
-    """What became of a submission. `depth` is the queue's depth after it, `limit` set when it is full."""
-
-    outcome: Literal["accepted", "duplicate", "conflict", "full"]
-    state: State = "queued"
-    depth: int = 0
-    limit: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """An entry of a work stream, as read: not yet started. `rid` is "" if it is none of ours."""
-
-    rid: str
-    eid: str
-    lane: Lane
-    payload: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Delivery:
-    """A request claimed by this worker in one epoch. Times are server ms."""
-
-    entry: Entry
-    owner: str
-    epoch: int
-    now_ms: int
-    accepted_at_ms: int
-    deadline_at_ms: int
-    attempts: int
-    crashes: int
-
-    @property
-    def key(self) -> tuple[str, int]:
-        return (self.entry.rid, self.epoch)
-
-    @property
-    def fence(self) -> str:
-        """What the record must say for this worker's writes to count."""
-        return f"|{self.epoch}|{self.entry.eid}|{self.owner}|"
-
-
-NotStarted = Literal["gone", "lost", "expired", "stray"]
-
-
-@dataclass(frozen=True, slots=True)
-class Emission:
-    """An event of a running request. Without a body the fence alone is checked."""
-
-    delivery: Delivery
-    tenant: str
-    seq: int
-    body: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Finish:
-    """The end of a running request."""
-
-    delivery: Delivery
-    end: End
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +53,7 @@ class Broker:
 
     Raises:
         BrokerUnavailable: by every method, when Redis cannot be reached or refuses to work. Scripts and plain
-            questions are tried `ATTEMPTS` times before that.
+            questions are tried `calls.ATTEMPTS` times before that.
     """
 
     def __init__(
@@ -171,16 +62,7 @@ class Broker:
         self.keys = Keys(queue, shard)
         self._connections = connections
         self._commands = connections.commands
-        names: tuple[ScriptName, ...] = (
-            "submit",
-            "start",
-            "emit",
-            "finish",
-            "cancel",
-            "expire",
-            "announce",
-        )
-        self._scripts = {name: Script.load(name, flags=script_flags) for name in names}
+        self._calls = Calls(connections, self.keys.tag, script_flags=script_flags)
 
     # --- the producer's steps
 
@@ -204,7 +86,7 @@ class Broker:
                 )
             )
         outcomes: list[Submitted] = []
-        for reply in await self._call_in_batches("submit", [max_queue_depth], items):
+        for reply in await self._calls.script_in_batches("submit", [max_queue_depth], items):
             outcome = reply[0].decode()
             if outcome == "accepted":
                 outcomes.append(Submitted("accepted", depth=reply[1]))
@@ -223,7 +105,7 @@ class Broker:
         error = Failure(code="cancelled", message="the request was cancelled")
         body = codec.encode(End(state="cancelled", error=error))
         states: list[State | None] = []
-        for reply in await self._call_in_batches("cancel", [tenant, body], [(rid,) for rid in rids]):
+        for reply in await self._calls.script_in_batches("cancel", [tenant, body], [(rid,) for rid in rids]):
             outcome = reply[0].decode()
             if outcome == "ok":
                 states.append("cancelled")
@@ -235,15 +117,15 @@ class Broker:
         """The records of requests; None where the tenant has no such request, or its result has expired."""
         names = [(self.keys.record(rid),) for rid in rids]
         raws: list[Any] = []
-        for batch in _batches(names):
-            raws += await self._ask(partial(self._commands.mget, [name for (name,) in batch]))
+        for batch in batches(names):
+            raws += await self._calls.ask(partial(self._commands.mget, [name for (name,) in batch]))
         records = [Record.parse(raw) if raw is not None else None for raw in raws]
         return [record if record and record.tenant == tenant else None for record in records]
 
     async def events(self, rid: str, after: str = "-") -> list[Frame]:
         """The logged frames of a streaming request behind the place `after` (`epoch-seq`); at most 1000."""
         first = after if after == "-" else f"({after}"
-        entries: Any = await self._ask(
+        entries: Any = await self._calls.ask(
             lambda: self._commands.xrange(self.keys.log(rid), min=first, count=1000)
         )
         return [Frame.parse(fields[b"f"]) for _, fields in entries]
@@ -260,9 +142,9 @@ class Broker:
             await self._commands.xgroup_create(self.keys.lane(lane), GROUP, id="0", mkstream=True)
         except redis_errors.ResponseError as error:
             if "BUSYGROUP" not in str(error):
-                raise self._unavailable(error) from error
-        except _TRANSIENT as error:
-            raise self._unavailable(error) from error
+                raise self._calls.unavailable(error) from error
+        except TRANSIENT as error:
+            raise self._calls.unavailable(error) from error
 
     async def read(
         self, owner: str, lanes: Sequence[Lane], count: int, *, block_ms: int | None
@@ -296,9 +178,9 @@ class Broker:
             if any(word in str(error) for word in ("NOGROUP", "UNBLOCKED", "WRONGTYPE")):
                 await self.create_groups()
                 return []
-            raise self._unavailable(error) from error
+            raise self._calls.unavailable(error) from error
         except (redis_errors.RedisError, OSError) as error:
-            raise self._unavailable(error) from error
+            raise self._calls.unavailable(error) from error
         by_stream: dict[bytes, Any] = dict(replies.items() if isinstance(replies, dict) else replies or [])
         entries: list[Entry] = []
         for lane in lanes:
@@ -321,7 +203,9 @@ class Broker:
         head = [owner, codec.encode(start), codec.encode(End(state="expired", error=expired))]
         items = [(entry.rid, entry.eid, entry.lane) for entry in entries]
         started: list[Delivery | NotStarted] = []
-        for entry, reply in zip(entries, await self._call_in_batches("start", head, items), strict=True):
+        for entry, reply in zip(
+            entries, await self._calls.script_in_batches("start", head, items), strict=True
+        ):
             outcome = reply[0].decode()
             started.append(Delivery(entry, owner, *reply[1:]) if outcome == "ok" else outcome)
         return started
@@ -338,7 +222,7 @@ class Broker:
             )
             for emission in emissions
         ]
-        return [reply == b"ok" for reply in await self._call_in_batches("emit", [], items)]
+        return [reply == b"ok" for reply in await self._calls.script_in_batches("emit", [], items)]
 
     async def finish(self, finishes: Sequence[Finish]) -> list[bool]:
         """End requests. False where the end was not this worker's to write, or somebody wrote one before.
@@ -354,21 +238,21 @@ class Broker:
                 end = _too_large(end, len(body))
                 body = codec.encode(end)
             items.append((delivery.entry.rid, delivery.fence, LETTERS[end.state], body))
-        return [reply[0] == b"ok" for reply in await self._call_in_batches("finish", [], items)]
+        return [reply[0] == b"ok" for reply in await self._calls.script_in_batches("finish", [], items)]
 
     async def expire(self) -> int:
         """End requests whose deadline has passed, in any state, at most `EXPIRE_AT_ONCE`; gives how many."""
         late = Failure(code="deadline_exceeded", message="not answered before its deadline")
         body = codec.encode(End(state="expired", error=late))
-        ended: int = await self._call("expire", [body, EXPIRE_AT_ONCE])
+        ended: int = await self._calls.script("expire", [body, EXPIRE_AT_ONCE])
         return ended
 
     async def announce(self, card: Card, *, life_ms: int = CARD_LIFE_MS) -> None:
         """Show a worker's card for `life_ms`; 0 takes it down."""
         args = [card.worker, codec.encode(card), life_ms, card.limits.max_queue_depth]
-        now = await self._call("announce", args)
+        now = await self._calls.script("announce", args)
         try:
-            await self._ask(lambda: self._commands.hset(QUEUES, self.keys.queue, str(now)))
+            await self._calls.ask(lambda: self._commands.hset(QUEUES, self.keys.queue, str(now)))
         except BrokerUnavailable as error:
             # The card itself is shown. A full Redis refuses a plain command, and knows the name since long.
             if error.details.get("reason") != "out_of_memory":
@@ -386,7 +270,7 @@ class Broker:
             pipe.hgetall(self.keys.workers)
             return pipe.execute()
 
-        (seconds, micros), raws = await self._ask(ask)
+        (seconds, micros), raws = await self._calls.ask(ask)
         now_ms = seconds * 1000 + micros // 1000
         cards = []
         for raw in raws.values():
@@ -401,7 +285,7 @@ class Broker:
 
     async def queues(self) -> list[str]:
         """Every queue that a worker has ever announced, by name."""
-        names: list[Any] = await self._ask(lambda: self._commands.hkeys(QUEUES))
+        names: list[Any] = await self._calls.ask(lambda: self._commands.hkeys(QUEUES))
         return sorted(name.decode("utf-8", "replace") for name in names)
 
     async def depth(self) -> Depth:
@@ -416,91 +300,17 @@ class Broker:
                 pipe.xpending(self.keys.lane(lane), GROUP)
             return pipe.execute(raise_on_error=False)
 
-        open_, limit, dead, *pending = await self._ask(ask)
+        open_, limit, dead, *pending = await self._calls.ask(ask)
         for value in (open_, limit, dead):
             if isinstance(value, Exception):
-                raise self._unavailable(value) from value
+                raise self._calls.unavailable(value) from value
         # A lane that nobody has written to yet has no group, and nothing pending.
         running = sum(lane["pending"] for lane in pending if isinstance(lane, dict))
         running = min(running, open_)
         return Depth(open_ - running, running, int(limit or MAX_QUEUE_DEPTH), dead)
 
     async def ping(self) -> None:
-        await self._ask(self._commands.ping)
-
-    # --- calls
-
-    async def _call_in_batches(
-        self, name: ScriptName, head: Sequence[Any], items: Sequence[tuple[Any, ...]]
-    ) -> list[Any]:
-        """One reply an item. If a later batch fails, the earlier ones stand; the whole may be repeated."""
-        replies: list[Any] = []
-        for batch in _batches(items):
-            args = [*head]
-            for item in batch:
-                args += item
-            replies += await self._call(name, args)
-        return replies
-
-    async def _call(self, name: ScriptName, args: Sequence[Any]) -> Any:
-        script = self._scripts[name]
-        return await self._ask(lambda: script.call(self._commands, self.keys.tag, args))
-
-    async def _ask(self, command: Callable[[], Awaitable[_T]]) -> _T:
-        for attempt in range(1, ATTEMPTS + 1):
-            try:
-                return await command()
-            except _TRANSIENT as error:
-                if isinstance(error, redis_errors.AuthenticationError) or attempt == ATTEMPTS:
-                    raise self._unavailable(error) from error
-                # Full jitter, so that a fleet does not come back all at once.
-                await asyncio.sleep(random.uniform(0, BACKOFF_S * 2**attempt))
-            except redis_errors.RedisError as error:
-                raise self._unavailable(error) from error
-        raise AssertionError("unreachable")
-
-    def _unavailable(self, error: Exception) -> BrokerUnavailable:
-        where = redacted(self._connections.url)
-        if isinstance(error, redis_errors.OutOfMemoryError):
-            return BrokerUnavailable(
-                f"Redis at {where} is out of memory and takes no more requests: "
-                "wait for running ones to end, or raise its maxmemory",
-                reason="out_of_memory",
-            )
-        if isinstance(error, (redis_errors.AuthenticationError, redis_errors.NoPermissionError)):
-            return BrokerUnavailable(
-                f"Redis at {where} refuses this user: check the name, password and ACL in the URL",
-                reason="forbidden",
-            )
-        if isinstance(error, redis_errors.ReadOnlyError):
-            return BrokerUnavailable(
-                f"Redis at {where} is a read-only replica: point the URL at the primary",
-                reason="read_only",
-            )
-        if isinstance(error, _TRANSIENT):
-            return BrokerUnavailable(
-                f"Redis at {where} cannot be reached ({type(error).__name__}: {error}): "
-                "is it running, and is the URL right? `streamfleet up` starts one here",
-                reason="unreachable",
-            )
-        return BrokerUnavailable(
-            f"Redis at {where} refused a command ({error}): is it Redis 7.0 or newer, or Valkey 8 or newer?",
-            reason="refused",
-        )
-
-
-def _batches(items: Sequence[tuple[Any, ...]]) -> Iterator[list[tuple[Any, ...]]]:
-    batch: list[tuple[Any, ...]] = []
-    size = 0
-    for item in items:
-        bytes_ = sum(len(value) for value in item if isinstance(value, bytes))
-        if batch and (len(batch) == BATCH or size + bytes_ > BATCH_BYTES):
-            yield batch
-            batch, size = [], 0
-        batch.append(item)
-        size += bytes_
-    if batch:
-        yield batch
+        await self._calls.ask(self._commands.ping)
 
 
 def _check_owner(owner: str) -> None:

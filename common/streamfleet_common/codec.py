@@ -11,8 +11,10 @@ from typing import Any, TypeVar
 import msgpack
 from pydantic import TypeAdapter, ValidationError
 
+from streamfleet_common.cards import Card
 from streamfleet_common.errors import InvalidRequest, Undecodable
-from streamfleet_common.schemas import Card, Envelope, Event, Message, problems
+from streamfleet_common.message import Message, problems
+from streamfleet_common.schemas import Envelope, Event
 
 VERSION = 1
 MAX_DEPTH = 16

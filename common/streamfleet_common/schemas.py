@@ -1,4 +1,4 @@
-"""What crosses the wire: requests, the envelope they travel in, events and worker cards.
+"""What crosses the wire: requests, the envelope they travel in, and events.
 
 All models are frozen, strict (no `"7"` for 7, no `True` for 1), refuse unknown fields and non-finite
 numbers, and bound every length. A new field always comes with a default, so that a peer one version
@@ -12,93 +12,32 @@ import secrets
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from streamfleet_common import errors
+from streamfleet_common.message import (
+    SEQUENCE,
+    Ids,
+    Logprobs,
+    LongText,
+    Message,
+    Name,
+    Rid,
+    Tenant,
+    Text,
+    Texts,
+    TokenId,
+)
 
-MAX_PROMPT_CHARS = 200_000
 MAX_TOKENS = 32_768
 MAX_DEADLINE_MS = 24 * 3600 * 1000
 MAX_RESULT_TTL_MS = 7 * 24 * 3600 * 1000
-MAX_TEXT_CHARS = 4 * 1024 * 1024
-"""More fits no result."""
-MAX_PROBLEMS = 100
-MAX_PROBLEM_CHARS = 300
 
 Lane = Literal["high", "normal", "bulk"]
 LANES: tuple[Lane, ...] = ("high", "normal", "bulk")
 EndState = Literal["done", "failed", "cancelled", "expired", "dead"]
 State = Literal["queued", "running"] | EndState
 FinishReason = Literal["eos", "stop", "length", "cancelled", "expired", "error"]
-
-
-# Sequences are tuples, since messages are frozen; lists are taken too, for JSON knows nothing else.
-# What is in them stays strict.
-_Sequence = Field(strict=False)
-
-# The bound is not only for the length: a string without any may hold lone surrogates, which no encoder takes.
-Text = Annotated[str, Field(max_length=MAX_TEXT_CHARS)]
-LongText = Annotated[str, Field(max_length=MAX_PROMPT_CHARS)]
-Name = Annotated[str, Field(max_length=200)]
-Rid = Annotated[str, Field(pattern=r"^[0-9a-f]{34}$")]
-Tenant = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
-QueueName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
-TokenId = Annotated[int, Field(ge=0, lt=2**31)]
-Ids = Annotated[tuple[TokenId, ...], _Sequence]
-Texts = Annotated[tuple[Text, ...], _Sequence]
-Logprobs = Annotated[tuple[float | None, ...], _Sequence]
-
-
-def problems(error: ValidationError) -> list[str]:
-    """Every fault that pydantic found, one line each, without the offending values (they may be private).
-
-    Bounded, since the request may be hostile: at most `MAX_PROBLEMS` lines, then how many more there are.
-    """
-    faults = error.errors(include_url=False, include_input=False, include_context=False)
-    found = []
-    for fault in faults[:MAX_PROBLEMS]:
-        place = ".".join(str(part) for part in fault["loc"])
-        text = fault["msg"].removeprefix("Value error, ")
-        if fault["type"] == "extra_forbidden":
-            text = "unknown field; it would have had no effect. Check its spelling"
-        elif fault["type"] == "string_unicode":
-            text = "holds a lone surrogate, which is not valid Unicode text"
-        elif fault["type"] == "union_tag_invalid":
-            text = "unknown kind"  # pydantic's own words repeat the value
-        line = f"{place}: {text}" if place else text
-        found.append(line if len(line) <= MAX_PROBLEM_CHARS else f"{line[:MAX_PROBLEM_CHARS]}…")
-    if len(faults) > MAX_PROBLEMS:
-        found.append(f"and {len(faults) - MAX_PROBLEMS} more")
-    return found
-
-
-if TYPE_CHECKING:
-    from pydantic._internal._model_construction import ModelMetaclass
-else:
-    ModelMetaclass = type(BaseModel)
-
-
-class _Door(ModelMetaclass):
-    """Makes a direct call of a schema raise `InvalidRequest`; nested and decoded ones stay with pydantic."""
-
-    def __call__(cls, *args: Any, **values: Any) -> Any:  # noqa: N805 (a metaclass has classes as instances)
-        try:
-            return super().__call__(*args, **values)
-        except ValidationError as error:
-            faults = problems(error)
-            raise errors.InvalidRequest(
-                f"{cls.__name__} is not valid: {'; '.join(faults)}", problems=faults
-            ) from None
-
-
-class Message(BaseModel, metaclass=_Door):
-    """The root of everything on the wire.
-
-    Raises:
-        InvalidRequest: when built from values that do not fit, with every problem found.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
 # --- requests
@@ -310,7 +249,7 @@ class Failure(Message):
 
     code: Annotated[str, Field(max_length=64)]
     message: Annotated[str, Field(max_length=4000)]
-    details: dict[str, Any] = {}
+    details: dict[str, Any] = Field(default_factory=dict)
 
     @classmethod
     def of(cls, error: errors.StreamfleetError) -> Failure:
@@ -329,7 +268,7 @@ class End(Message):
 
     type: Literal["end"] = "end"
     state: EndState
-    choices: Annotated[tuple[Choice, ...], _Sequence] = ()
+    choices: Annotated[tuple[Choice, ...], SEQUENCE] = ()
     prefill: Prefill | None = None
     """The prompt's tokens, when asked for without streaming; a stream carries them as an event."""
     error: Failure | None = None
@@ -369,34 +308,3 @@ class End(Message):
 
 
 Event = Annotated[Start | Prefill | Delta | Restart | End, Field(discriminator="type")]
-
-
-# --- worker cards
-
-
-class Limits(Message):
-    """What a worker takes; lengths in tokens unless said otherwise."""
-
-    max_batch_size: int = Field(ge=1)
-    max_seq_len: int = Field(ge=1)
-    """Prompt and answer together."""
-    max_queue_depth: int = Field(ge=1)
-    max_request_bytes: int = Field(ge=1)
-    vocab_size: int = Field(0, ge=0)
-    """Token ids must be below it; 0 if the worker knows no tokens."""
-
-
-class Card(Message):
-    """What one worker serves, refreshed while it lives. Clients read it to refuse early."""
-
-    worker: Name
-    queue: QueueName
-    model: Name
-    revision: Name = ""
-    tasks: Texts = ("generate",)
-    device: Name = ""
-    precision: Name = ""
-    limits: Limits
-    capacity: int = Field(0, ge=0)
-    """Requests it could take now."""
-    state: Literal["ready", "draining"] = "ready"

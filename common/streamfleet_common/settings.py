@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from streamfleet_common.errors import InvalidRequest
-from streamfleet_common.schemas import QueueName, problems
+from streamfleet_common.message import QueueName, problems
 
 _S = TypeVar("_S", bound=BaseSettings)
 

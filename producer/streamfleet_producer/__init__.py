@@ -12,6 +12,7 @@
 """
 
 from streamfleet_common.broker import Depth
+from streamfleet_common.cards import Card, Limits
 from streamfleet_common.errors import (
     BrokerUnavailable,
     Cancelled,
@@ -29,13 +30,11 @@ from streamfleet_common.errors import (
     Unsupported,
 )
 from streamfleet_common.schemas import (
-    Card,
     ChatMessage,
     Choice,
     Delta,
     End,
     GenerateRequest,
-    Limits,
     Prefill,
     Restart,
     Sampling,

@@ -7,7 +7,6 @@ import math
 from collections.abc import Sequence
 from types import TracebackType
 
-from streamfleet_common.broker import Submitted
 from streamfleet_common.errors import (
     BrokerUnavailable,
     DeadlineExceeded,
@@ -19,6 +18,7 @@ from streamfleet_common.errors import (
 from streamfleet_common.frames import Frame
 from streamfleet_common.records import Record
 from streamfleet_common.schemas import End
+from streamfleet_common.submissions import Submitted
 from streamfleet_producer.link import Link, closed
 from streamfleet_producer.ticket import failure_of
 

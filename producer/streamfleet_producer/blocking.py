@@ -22,8 +22,9 @@ from types import TracebackType
 from typing import Any, Literal, Self, TypedDict, TypeVar, Unpack, overload
 
 from streamfleet_common.broker import Depth
+from streamfleet_common.cards import Card
 from streamfleet_common.errors import Cancelled, StreamfleetError
-from streamfleet_common.schemas import Card, Delta, End, GenerateRequest, State
+from streamfleet_common.schemas import Delta, End, GenerateRequest, State
 from streamfleet_producer import client as asynchronous
 from streamfleet_producer import token_stream
 from streamfleet_producer.event_reader import MAX_BYTES, MAX_FRAMES, StreamEvent

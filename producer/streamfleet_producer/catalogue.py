@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 from streamfleet_common import codec
 from streamfleet_common.broker import Broker
+from streamfleet_common.cards import Card
 from streamfleet_common.errors import InvalidRequest, ModelNotFound, StreamfleetError, TooLong, Unsupported
-from streamfleet_common.schemas import Card, GenerateRequest
+from streamfleet_common.schemas import GenerateRequest
 
 CARD_LIFE_S = 3.0
 """How long cards are believed before they are asked for again."""

@@ -9,11 +9,13 @@ from types import TracebackType
 from typing import Literal, Self, Unpack, overload
 
 from streamfleet_common import codec
-from streamfleet_common.broker import Depth, Submitted
+from streamfleet_common.broker import Depth
+from streamfleet_common.cards import Card
 from streamfleet_common.connections import Connections
 from streamfleet_common.errors import StreamfleetError
 from streamfleet_common.records import Record
-from streamfleet_common.schemas import Card, End, GenerateRequest, State
+from streamfleet_common.schemas import End, GenerateRequest, State
+from streamfleet_common.submissions import Submitted
 from streamfleet_producer.answer import Answers
 from streamfleet_producer.catalogue import CARD_LIFE_S
 from streamfleet_producer.event_reader import MAX_BYTES, MAX_FRAMES, EventReader

@@ -7,7 +7,6 @@ import math
 from collections import deque
 from typing import Literal
 
-from streamfleet_common.broker import Submitted
 from streamfleet_common.errors import (
     BrokerUnavailable,
     GenerationFailed,
@@ -18,6 +17,7 @@ from streamfleet_common.errors import (
 )
 from streamfleet_common.frames import Frame
 from streamfleet_common.schemas import Delta, End, Prefill, Restart, Start
+from streamfleet_common.submissions import Submitted
 from streamfleet_producer.answer import end_of, too_late, vanished
 from streamfleet_producer.link import Link, closed
 from streamfleet_producer.ticket import failure_of

@@ -7,17 +7,10 @@ import hmac
 
 from pydantic import TypeAdapter, ValidationError
 
-from streamfleet_common.broker import Submission
 from streamfleet_common.errors import InvalidRequest, RequestNotFound
-from streamfleet_common.schemas import (
-    Envelope,
-    GenerateRequest,
-    QueueName,
-    Rid,
-    Tenant,
-    new_rid,
-    problems,
-)
+from streamfleet_common.message import QueueName, Rid, Tenant, problems
+from streamfleet_common.schemas import Envelope, GenerateRequest, new_rid
+from streamfleet_common.submissions import Submission
 from streamfleet_producer.catalogue import Catalogue
 from streamfleet_producer.ticket import DEADLINE_S, RESULT_TTL_S, Options
 

@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from streamfleet_common.broker import Broker, Submission, Submitted
+from streamfleet_common.broker import Broker
 from streamfleet_common.connections import Connections
 from streamfleet_common.errors import BrokerUnavailable, Cancelled, Conflict, QueueFull, StreamfleetError
 from streamfleet_common.records import Record
 from streamfleet_common.schemas import State
+from streamfleet_common.submissions import Submission, Submitted
 from streamfleet_common.subscriber import Listener, Subscriber
 from streamfleet_producer.catalogue import Catalogue
 from streamfleet_producer.coalescer import Coalescer

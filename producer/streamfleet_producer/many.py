@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from streamfleet_common.broker import Submission
 from streamfleet_common.errors import InvalidRequest, ModelNotFound, StreamfleetError
 from streamfleet_common.schemas import End, GenerateRequest
+from streamfleet_common.submissions import Submission
 from streamfleet_producer.answer import Answers
 from streamfleet_producer.intake import Intake
 from streamfleet_producer.link import Link

@@ -69,7 +69,6 @@ async def streamfleet(url: str, pid: int, count: int, in_flight: int, batch: int
         "STREAMFLEET_ENGINE": "scripted",
         "STREAMFLEET_MAX_DELAY_MS": "0",
         "STREAMFLEET_MAX_BATCH_SIZE": str(batch),
-        "STREAMFLEET_MAX_DELAY_MS": "0",
         "STREAMFLEET_MAX_QUEUE_DEPTH": "100000",
     }
     request = GenerateRequest(prompt=TEXT)

@@ -12,23 +12,16 @@ import pytest
 from broker_parts import DONE, START, begin, delta, emission, finish, submission, take_all
 from eventually import eventually
 from streamfleet_common import codec
-from streamfleet_common.broker import (
-    BATCH,
-    BATCH_BYTES,
-    EXPIRE_AT_ONCE,
-    MAX_QUEUE_DEPTH,
-    Broker,
-    Delivery,
-    Depth,
-    Entry,
-    Submission,
-    Submitted,
-)
+from streamfleet_common.broker import EXPIRE_AT_ONCE, MAX_QUEUE_DEPTH, Broker, Depth
+from streamfleet_common.calls import BATCH, BATCH_BYTES
+from streamfleet_common.cards import Card, Limits
 from streamfleet_common.connections import Connections
+from streamfleet_common.deliveries import Delivery, Entry
 from streamfleet_common.errors import BrokerUnavailable, InvalidRequest, Undecodable
 from streamfleet_common.keys import Keys
-from streamfleet_common.schemas import Card, Choice, End, Envelope, GenerateRequest, Limits, Prefill
+from streamfleet_common.schemas import Choice, End, Envelope, GenerateRequest, Prefill
 from streamfleet_common.scripts import Script
+from streamfleet_common.submissions import Submission, Submitted
 
 T = "{q:q:0}"
 RID = "00" + "ab" * 16

@@ -12,12 +12,15 @@ import pytest
 from broker_parts import START, begin, emission, finish, submission, take_all
 from eventually import eventually
 from lossy_proxy import LossyProxy
-from streamfleet_common import broker as broker_module
-from streamfleet_common.broker import ATTEMPTS, Broker, Delivery, Depth
+from streamfleet_common import calls
+from streamfleet_common.broker import Broker, Depth
+from streamfleet_common.calls import ATTEMPTS
+from streamfleet_common.cards import Card, Limits
 from streamfleet_common.connections import Connections
+from streamfleet_common.deliveries import Delivery
 from streamfleet_common.embedded import EmbeddedBroker
 from streamfleet_common.errors import BrokerUnavailable
-from streamfleet_common.schemas import LANES, Card, End, Limits
+from streamfleet_common.schemas import LANES, End
 from streamfleet_common.scripts import ScriptName
 
 T = "{q:q:0}"
@@ -32,7 +35,7 @@ CARD = Card(
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(broker_module, "BACKOFF_S", 0.001)
+    monkeypatch.setattr(calls, "BACKOFF_S", 0.001)
 
 
 def everything(raw: Any) -> dict[bytes, bytes | None]:
@@ -57,7 +60,7 @@ async def lossy(proxy: LossyProxy, raw: Any) -> AsyncIterator[Broker]:
     """A broker behind the proxy, all of whose scripts the server knows already."""
     connections = Connections.open(proxy.url)
     made = Broker(connections, "q")
-    for script in made._scripts.values():
+    for script in made._calls._scripts.values():
         raw.script_load(script.text)
     await made.create_groups()
     yield made
@@ -65,7 +68,7 @@ async def lossy(proxy: LossyProxy, raw: Any) -> AsyncIterator[Broker]:
 
 
 def lose(proxy: LossyProxy, broker: Broker, name: ScriptName, count: int = 1) -> bytes:
-    marker = broker._scripts[name].sha.encode()
+    marker = broker._calls._scripts[name].sha.encode()
     proxy.lose_reply(marker, count)
     return marker
 

@@ -22,10 +22,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from broker_parts import START, submission
 from streamfleet_common import codec
-from streamfleet_common.broker import Broker, Delivery, Emission, Entry, Finish, Submission
+from streamfleet_common.broker import Broker
 from streamfleet_common.connections import Connections
+from streamfleet_common.deliveries import Delivery, Emission, Entry, Finish
 from streamfleet_common.schemas import LANES, Choice, Delta, End, EndState, Lane
 from streamfleet_common.scripts import Script, ScriptName
+from streamfleet_common.submissions import Submission
 
 T = "{q:q:0}"
 OWNERS = ("w1", "w2", "w3")
@@ -93,7 +95,7 @@ class Fleet(RuleBasedStateMachine):
         self.loop = asyncio.new_event_loop()
         self.connections = Connections.open(self.url)
         self.broker = Broker(self.connections, "q")
-        self.broker._scripts.update(self.scripts)
+        self.broker._calls._scripts.update(self.scripts)
         client: Any = redis.Redis
         self.raw = client.from_url(self.url, protocol=2)
         self.raw.flushall()

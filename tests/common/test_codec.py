@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from streamfleet_common import codec
+from streamfleet_common.cards import Card, Limits
 from streamfleet_common.errors import InvalidRequest, StreamfleetError, Undecodable
+from streamfleet_common.message import Message
 from streamfleet_common.schemas import (
-    Card,
     ChatMessage,
     Choice,
     Delta,
@@ -23,8 +24,6 @@ from streamfleet_common.schemas import (
     Envelope,
     Failure,
     GenerateRequest,
-    Limits,
-    Message,
     Prefill,
     Restart,
     Sampling,

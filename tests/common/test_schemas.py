@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from streamfleet_common.cards import Card, Limits
 from streamfleet_common.errors import InvalidRequest
+from streamfleet_common.message import MAX_PROBLEM_CHARS, MAX_PROBLEMS, Message
 from streamfleet_common.schemas import (
-    MAX_PROBLEM_CHARS,
-    MAX_PROBLEMS,
-    Card,
     ChatMessage,
     Choice,
     Delta,
@@ -20,8 +19,6 @@ from streamfleet_common.schemas import (
     Envelope,
     Failure,
     GenerateRequest,
-    Limits,
-    Message,
     Prefill,
     Restart,
     Sampling,

@@ -10,7 +10,7 @@ import msgpack
 import pytest
 import redis.asyncio
 
-from streamfleet_common.broker import Broker, Submission
+from streamfleet_common.broker import Broker
 from streamfleet_common.connections import Connections
 from streamfleet_common.errors import (
     BrokerUnavailable,
@@ -20,6 +20,7 @@ from streamfleet_common.errors import (
     TooLong,
 )
 from streamfleet_common.schemas import Envelope
+from streamfleet_common.submissions import Submission
 from streamfleet_producer import Client, GenerateRequest, Sampling
 
 

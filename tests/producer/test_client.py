@@ -9,9 +9,9 @@ import pytest
 
 from hand_worker import HandWorker, delta
 from lossy_proxy import LossyProxy
-from streamfleet_common.broker import Submission, Submitted
 from streamfleet_common.embedded import EmbeddedBroker
 from streamfleet_common.errors import StreamfleetError
+from streamfleet_common.submissions import Submission, Submitted
 from streamfleet_producer import (
     BrokerUnavailable,
     Cancelled,

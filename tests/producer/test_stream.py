@@ -8,7 +8,7 @@ import pytest
 
 from hand_worker import HandWorker, delta, done
 from streamfleet_common import codec
-from streamfleet_common.broker import Emission, Finish
+from streamfleet_common.deliveries import Emission, Finish
 from streamfleet_common.frames import Frame
 from streamfleet_producer import (
     Cancelled,

@@ -9,7 +9,8 @@ from typing import cast
 import pytest
 
 from eventually import eventually
-from streamfleet_common.broker import Broker, Delivery, Entry, NotStarted
+from streamfleet_common.broker import Broker
+from streamfleet_common.deliveries import Delivery, Entry, NotStarted
 from streamfleet_common.errors import BrokerUnavailable
 from streamfleet_common.schemas import LANES, Lane, Start
 from streamfleet_worker import consumer as consumer_module

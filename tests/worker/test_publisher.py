@@ -10,7 +10,8 @@ import pytest
 
 from eventually import eventually
 from streamfleet_common import codec
-from streamfleet_common.broker import Broker, Delivery, Emission, Entry, Finish
+from streamfleet_common.broker import Broker
+from streamfleet_common.deliveries import Delivery, Emission, Entry, Finish
 from streamfleet_common.errors import BrokerUnavailable, GenerationFailed
 from streamfleet_common.schemas import Choice, Delta, End, Prefill, Usage
 from streamfleet_worker import publisher as publisher_module

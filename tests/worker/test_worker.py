@@ -14,12 +14,13 @@ from eventually import eventually
 from gated_engine import GatedEngine
 from hired import Hired, end, ends, events, eventually_so, record, submit, text_of
 from lossy_proxy import LossyProxy
-from streamfleet_common.broker import Broker, Submission
+from streamfleet_common.broker import Broker
 from streamfleet_common.embedded import EmbeddedBroker
 from streamfleet_common.errors import GenerationFailed
 from streamfleet_common.keys import Keys
 from streamfleet_common.schemas import Envelope, GenerateRequest, Start
 from streamfleet_common.scripts import Script, ScriptName
+from streamfleet_common.submissions import Submission
 from streamfleet_worker.worker import Worker
 
 Hire = Callable[..., Awaitable[Hired]]

@@ -9,8 +9,9 @@ from collections.abc import Awaitable, Callable
 
 import structlog
 
-from streamfleet_common.broker import Broker, Delivery, Entry, NotStarted
+from streamfleet_common.broker import Broker
 from streamfleet_common.connections import BLOCK_MS
+from streamfleet_common.deliveries import Delivery, Entry, NotStarted
 from streamfleet_common.errors import BrokerUnavailable
 from streamfleet_common.schemas import LANES, Start
 from streamfleet_worker.lanes import LaneRotation

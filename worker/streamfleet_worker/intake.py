@@ -12,7 +12,7 @@ from typing import Any
 import structlog
 
 from streamfleet_common import codec
-from streamfleet_common.broker import Delivery
+from streamfleet_common.deliveries import Delivery
 from streamfleet_common.errors import GenerationFailed, StreamfleetError
 from streamfleet_common.schemas import Envelope
 from streamfleet_worker.engine.base import Arrival, Finished, Key, Output, Tokens

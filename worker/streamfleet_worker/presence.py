@@ -9,8 +9,8 @@ from collections.abc import Awaitable, Callable
 
 from streamfleet_common import codec
 from streamfleet_common.broker import CARD_LIFE_MS, Broker
+from streamfleet_common.cards import Card, Limits
 from streamfleet_common.errors import BrokerUnavailable
-from streamfleet_common.schemas import Card, Limits
 from streamfleet_worker.engine.base import EngineInfo
 
 ANNOUNCE_S = CARD_LIFE_MS / 1000 / 3

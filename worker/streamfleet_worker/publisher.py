@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 import structlog
 
 from streamfleet_common import codec
-from streamfleet_common.broker import Broker, Delivery, Emission, Entry, Finish
+from streamfleet_common.broker import Broker
+from streamfleet_common.deliveries import Delivery, Emission, Entry, Finish
 from streamfleet_common.errors import BrokerUnavailable, GenerationFailed
 from streamfleet_common.schemas import Delta, End, Failure, Prefill
 from streamfleet_worker.engine.base import Finished, Key, Output, Tokens

@@ -6,15 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from streamfleet_common.errors import StreamfleetError
-from streamfleet_common.schemas import (
-    Choice,
-    EndState,
-    FinishReason,
-    Prefill,
-    Sampling,
-    Timing,
-    Usage,
-)
+from streamfleet_common.schemas import Choice, EndState, FinishReason, Prefill, Sampling, Timing, Usage
 from streamfleet_worker.engine.base import Arrival, Finished, Key, Tokens
 
 if TYPE_CHECKING:

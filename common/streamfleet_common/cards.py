@@ -1,0 +1,37 @@
+"""Worker cards: what is served where, with which limits."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from streamfleet_common.message import Message, Name, QueueName, Texts
+
+
+class Limits(Message):
+    """What a worker takes; lengths in tokens unless said otherwise."""
+
+    max_batch_size: int = Field(ge=1)
+    max_seq_len: int = Field(ge=1)
+    """Prompt and answer together."""
+    max_queue_depth: int = Field(ge=1)
+    max_request_bytes: int = Field(ge=1)
+    vocab_size: int = Field(0, ge=0)
+    """Token ids must be below it; 0 if the worker knows no tokens."""
+
+
+class Card(Message):
+    """What one worker serves, refreshed while it lives. Clients read it to refuse early."""
+
+    worker: Name
+    queue: QueueName
+    model: Name
+    revision: Name = ""
+    tasks: Texts = ("generate",)
+    device: Name = ""
+    precision: Name = ""
+    limits: Limits
+    capacity: int = Field(0, ge=0)
+    """Requests it could take now."""
+    state: Literal["ready", "draining"] = "ready"

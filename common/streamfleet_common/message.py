@@ -1,0 +1,83 @@
+"""The root of everything on the wire, and the bounded values that messages are made of."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from streamfleet_common import errors
+
+MAX_PROMPT_CHARS = 200_000
+MAX_TEXT_CHARS = 4 * 1024 * 1024
+"""More fits no result."""
+MAX_PROBLEMS = 100
+MAX_PROBLEM_CHARS = 300
+
+# Sequences are tuples, since messages are frozen; lists are taken too, for JSON knows nothing else.
+# What is in them stays strict.
+SEQUENCE = Field(strict=False)
+
+# The bound is not only for the length: a string without any may hold lone surrogates, which no encoder takes.
+Text = Annotated[str, Field(max_length=MAX_TEXT_CHARS)]
+LongText = Annotated[str, Field(max_length=MAX_PROMPT_CHARS)]
+Name = Annotated[str, Field(max_length=200)]
+Rid = Annotated[str, Field(pattern=r"^[0-9a-f]{34}$")]
+Tenant = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
+QueueName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+Ids = Annotated[tuple[TokenId, ...], SEQUENCE]
+Texts = Annotated[tuple[Text, ...], SEQUENCE]
+Logprobs = Annotated[tuple[float | None, ...], SEQUENCE]
+
+
+def problems(error: ValidationError) -> list[str]:
+    """Every fault that pydantic found, one line each, without the offending values (they may be private).
+
+    Bounded, since the request may be hostile: at most `MAX_PROBLEMS` lines, then how many more there are.
+    """
+    faults = error.errors(include_url=False, include_input=False, include_context=False)
+    found = []
+    for fault in faults[:MAX_PROBLEMS]:
+        place = ".".join(str(part) for part in fault["loc"])
+        text = fault["msg"].removeprefix("Value error, ")
+        if fault["type"] == "extra_forbidden":
+            text = "unknown field; it would have had no effect. Check its spelling"
+        elif fault["type"] == "string_unicode":
+            text = "holds a lone surrogate, which is not valid Unicode text"
+        elif fault["type"] == "union_tag_invalid":
+            text = "unknown kind"  # pydantic's own words repeat the value
+        line = f"{place}: {text}" if place else text
+        found.append(line if len(line) <= MAX_PROBLEM_CHARS else f"{line[:MAX_PROBLEM_CHARS]}…")
+    if len(faults) > MAX_PROBLEMS:
+        found.append(f"and {len(faults) - MAX_PROBLEMS} more")
+    return found
+
+
+if TYPE_CHECKING:
+    from pydantic._internal._model_construction import ModelMetaclass
+else:
+    ModelMetaclass = type(BaseModel)
+
+
+class _Door(ModelMetaclass):
+    """Makes a direct call of a schema raise `InvalidRequest`; nested and decoded ones stay with pydantic."""
+
+    def __call__(cls, *args: Any, **values: Any) -> Any:  # noqa: N805 (a metaclass has classes as instances)
+        try:
+            return super().__call__(*args, **values)
+        except ValidationError as error:
+            faults = problems(error)
+            raise errors.InvalidRequest(
+                f"{cls.__name__} is not valid: {'; '.join(faults)}", problems=faults
+            ) from None
+
+
+class Message(BaseModel, metaclass=_Door):
+    """The root of everything on the wire.
+
+    Raises:
+        InvalidRequest: when built from values that do not fit, with every problem found.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)

@@ -74,8 +74,9 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]  # its __init
         device: torch.device,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        # Zeros, not garbage: masked places are multiplied by 0, and 0 times NaN is NaN. On a CPU the
-        # pages take no memory until they are written.
+        # Zeros, not garbage: masked places are multiplied by 0, and 0 times NaN is NaN. (Pages that the system
+        # zeroes when first written would save nothing: huge ones span several rows, so the first batch
+        # would touch them all, and pay for it then.)
         self.key_slots = torch.zeros(slots, shape.heads, max_len, shape.key_dim, dtype=dtype, device=device)
         self.value_slots = torch.zeros(
             slots, shape.heads, max_len, shape.value_dim, dtype=dtype, device=device

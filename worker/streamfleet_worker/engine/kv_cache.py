@@ -8,6 +8,8 @@ hole. The model sees the cache through transformers' `Cache` face; what an `upda
 
 from __future__ import annotations
 
+import math
+import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -74,13 +76,8 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]  # its __init
         device: torch.device,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        # Zeros, not garbage: masked places are multiplied by 0, and 0 times NaN is NaN. (Pages that the system
-        # zeroes when first written would save nothing: huge ones span several rows, so the first batch
-        # would touch them all, and pay for it then.)
-        self.key_slots = torch.zeros(slots, shape.heads, max_len, shape.key_dim, dtype=dtype, device=device)
-        self.value_slots = torch.zeros(
-            slots, shape.heads, max_len, shape.value_dim, dtype=dtype, device=device
-        )
+        self.key_slots = _zeros((slots, shape.heads, max_len, shape.key_dim), dtype, device)
+        self.value_slots = _zeros((slots, shape.heads, max_len, shape.value_dim), dtype, device)
         self.is_initialized = True
         self.window: Window | None = None
 
@@ -171,3 +168,14 @@ class SlotCache(Cache):
         for layer in self.slot_layers:
             layer.key_slots[slot].zero_()
             layer.value_slots[slot].zero_()
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Zeros, not garbage: masked places are multiplied by 0, and 0 times NaN is NaN."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    # Anonymous pages are zero, and take no memory until they are written, while torch writes the zeros.
+    # Few slots ever grow to their full length. (numpy's arrays ask for huge pages, which span several
+    # rows: the first batch would touch them all.)
+    pages = mmap.mmap(-1, math.prod(shape) * dtype.itemsize)
+    return torch.frombuffer(pages, dtype=dtype).view(shape)

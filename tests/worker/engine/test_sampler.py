@@ -82,6 +82,9 @@ def test_cuts_keep_the_lower_ids_of_equals() -> None:
 def test_tiny_temperatures_are_as_good_as_greedy() -> None:
     logits = torch.tensor([1.0, 9.0, 8.99, -4.0])
     assert draws(logits, Sampling(temperature=1e-9), 50).tolist() == [0, 50, 0, 0]
+    # Less than float32 can tell from 0.
+    assert draws(logits, Sampling(temperature=1e-50), 50).tolist() == [0, 50, 0, 0]
+    assert draws(logits, Sampling(temperature=5e-324, top_k=2, top_p=0.5), 50).tolist() == [0, 50, 0, 0]
 
 
 def test_a_draw_depends_on_seed_and_index_alone() -> None:

@@ -88,6 +88,8 @@ def _sample(logits: torch.Tensor, best: torch.Tensor, draws: Sequence[Draw]) -> 
     """Token ids, `[rows]`, of rows with a temperature; void for rows that hold a NaN."""
     device = logits.device
     temperature = torch.tensor([d.sampling.temperature for d in draws], device=device)
+    # One that float32 takes for 0 would make 0 / 0 of the best.
+    temperature.clamp_(min=torch.finfo(temperature.dtype).tiny)
     # Minus the maximum first: a tiny temperature then sends the others to -inf, not the best to +inf.
     scores = (logits - best[:, None]) / temperature[:, None]
     weights = scores.double().exp()

@@ -130,6 +130,16 @@ def test_a_nan_fails_its_row_alone_and_leaves_no_trace(llama: LoadedModel, drive
     assert heard["a"].finished.state == "done"
 
 
+def test_a_prompt_whose_scores_are_nan_fails_alone(llama: LoadedModel, drive: Make) -> None:
+    driver = drive(scripted(llama, {}, nan={999}), max_batch_size=2)
+    driver.add("bad", prompt_token_ids=[*PROMPT, 999, 41], max_tokens=12, prompt_logprobs=True)
+    driver.add("good", prompt_token_ids=PROMPT, max_tokens=12, prompt_logprobs=True)
+    heard = driver.run()
+    assert isinstance(heard["bad"].finished.error, GenerationFailed)
+    assert heard["bad"].prefill is None
+    assert heard["good"].finished.state == "done"
+
+
 def test_a_slot_that_held_nan_is_clean_for_its_next_owner(llama: LoadedModel, drive: Make) -> None:
     driver = drive(scripted(llama, {}, nan={999}), max_batch_size=1)
     driver.add("reference", prompt_token_ids=PROMPT, max_tokens=12)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import secrets
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -203,6 +204,8 @@ class GenerationEngine:
         ids = sequence.prepared.prompt_token_ids
         try:
             scores = self._runner.prefill_scored(sequence.slot, ids)
+            if not all(map(math.isfinite, scores)):
+                raise _unusable()
             texts = self._texts(ids)
         except Exception as error:  # noqa: BLE001
             self._fail(sequence, error, step)
@@ -253,7 +256,7 @@ class GenerationEngine:
 
     def _advance(self, sequence: Sequence, token: Token, step: Step) -> None:
         if token is None:
-            raise GenerationFailed("the model gave no usable numbers (NaN or infinity) for this request")
+            raise _unusable()
         token_id, logprob = token
         sequence.cached = sequence.position + 1
         event = sequence.append(token_id, logprob, self._clock())
@@ -310,6 +313,10 @@ class GenerationEngine:
     ) -> None:
         self._scheduler.remove(sequence.key)
         step.outputs.append(Output(sequence.key, sequence.finished(state, self._clock(), error)))
+
+
+def _unusable() -> GenerationFailed:
+    return GenerationFailed("the model gave no usable numbers (NaN or infinity) for this request")
 
 
 def _bucket(sequence: Sequence) -> int:

@@ -25,6 +25,8 @@ from streamfleet_common.errors import BrokerUnavailable
 
 SILENCE_S = 10.0
 """A connection that brought nothing for so long is asked for a sign of life, and given as long again."""
+CONNECT_S = 10.0
+"""How long a new connection may take to be greeted; the library waits for that without a limit."""
 MAX_BACKOFF_S = 5.0
 
 
@@ -147,9 +149,10 @@ class Subscriber:
                 "check the name, password and ACL in the URL",
                 reason="forbidden",
             )
+        why = str(self._failure or "") or "no answer"  # a plain timeout has no words
         return BrokerUnavailable(
-            f"Redis at {where} cannot be reached for subscriptions "
-            f"({self._failure or 'no answer'}): is it running, and is the URL right?",
+            f"Redis at {where} cannot be reached for subscriptions ({why}): "
+            "is it running, and is the URL right?",
             reason="unreachable",
         )
 
@@ -161,7 +164,8 @@ class Subscriber:
         while True:
             connection = None
             try:
-                connection = await pool.get_connection()
+                async with asyncio.timeout(CONNECT_S):
+                    connection = await pool.get_connection()
                 self._failure = None
                 self._changed.update(self._ears)
                 self._wake.set()

@@ -366,6 +366,20 @@ async def test_a_silent_line_is_given_up(
     assert ear.messages == [b"x"]
 
 
+async def test_a_line_that_is_never_greeted_is_given_up(
+    behind: Subscriber, proxy: LossyProxy, raw: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subscriber_module, "CONNECT_S", 0.05)
+    proxy.is_mute = True
+    with pytest.raises(BrokerUnavailable, match="no answer"):
+        await behind.subscribe([("c", Recorder())], timeout_s=0.2)
+    proxy.is_mute = False
+    ear = Recorder()
+    await behind.subscribe([("c", ear)])
+    raw.publish("c", "x")
+    await heard(ear, messages=1)
+
+
 async def test_a_line_that_tcp_gave_up(subscriber: Subscriber, connections: Connections, raw: Any) -> None:
     ear = Recorder()
     await subscriber.subscribe([("c", ear)])

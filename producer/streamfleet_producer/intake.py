@@ -64,15 +64,23 @@ class Intake:
             tenant=self._tenant,
             lane=options.get("lane", "normal"),
             stream=stream,
-            deadline_ms=round(options.get("deadline_s", DEADLINE_S) * 1000),
+            deadline_ms=_ms("deadline_s", options.get("deadline_s", DEADLINE_S)),
             on_restart=options.get("on_restart", "restart"),
             idempotency_key=key,
-            result_ttl_ms=round(options.get("result_ttl_s", RESULT_TTL_S) * 1000),
+            result_ttl_ms=_ms("result_ttl_s", options.get("result_ttl_s", RESULT_TTL_S)),
             traceparent=options.get("traceparent"),
             request=request,
         )
         limit = await catalogue.check(request)
         return Submission.of(envelope, min(limit, self._max_request_bytes))
+
+
+def _ms(name: str, seconds: float) -> int:
+    try:
+        return round(seconds * 1000)
+    except (TypeError, ValueError, OverflowError):
+        fault = f"{name}: a finite number of seconds is wanted, not {str(seconds)[:40]}"
+        raise InvalidRequest(fault, problems=[fault]) from None
 
 
 def _faults(what: str, adapter: TypeAdapter[str], value: str) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Sequence
 
 import pytest
@@ -504,5 +505,10 @@ async def test_options_are_validated(worker: HandWorker, fleet: Client) -> None:
     with pytest.raises(InvalidRequest) as caught:
         await fleet.submit(REQUEST, lane="fast", deadline_s=-1, idempotency_key="")  # type: ignore[arg-type]
     assert len(caught.value.problems) == 3
+    for seconds in (math.inf, math.nan, None, "3"):
+        with pytest.raises(InvalidRequest, match="deadline_s"):
+            await fleet.submit(REQUEST, deadline_s=seconds)  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequest, match="deadline_s"):
+        await fleet.run(REQUEST, timeout=math.inf)
     with pytest.raises(InvalidRequest, match="GenerateRequest"):
         await fleet.submit("hello")  # type: ignore[arg-type]

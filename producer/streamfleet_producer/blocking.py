@@ -186,7 +186,11 @@ class Client:
         """Start the thread; nothing connects before it is used."""
         if self._thread is None:
             self._thread = LoopThread()
-            self._thread.call(self._client.open())
+            try:
+                self._thread.call(self._client.open())
+            except BaseException:
+                self.close()
+                raise
         return self
 
     def close(self) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from hand_worker import HandWorker, delta
 from streamfleet_producer import (
+    BrokerUnavailable,
     Cancelled,
     GenerateRequest,
     InvalidRequest,
@@ -103,6 +104,12 @@ def test_errors_are_raised_here(redis_url: str, serving: None) -> None:
             fleet.run(GenerateRequest(prompt="x" * 2000))
         with pytest.raises(InvalidRequest), fleet.stream(GenerateRequest(prompt="x" * 2000)):
             pass
+
+
+def test_a_client_that_cannot_be_opened_leaves_no_thread() -> None:
+    with pytest.raises(BrokerUnavailable):
+        Client("http://localhost").open()
+    assert not [thread for thread in threading.enumerate() if thread.name == "streamfleet"]
 
 
 def test_closing_ends_a_thread_that_waits(redis_url: str, serving: None) -> None:

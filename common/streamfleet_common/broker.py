@@ -31,6 +31,7 @@ MAX_QUEUE_DEPTH = 1024
 """How many requests a queue holds, accepted and unfinished, where no worker has said otherwise."""
 CARD_LIFE_MS = 15_000
 EXPIRE_AT_ONCE = 100
+"""Requests that one call ends, so that others have their turn at Redis between two calls."""
 _OWNER = re.compile(r"[^|\n]{1,200}")
 
 
@@ -241,11 +242,15 @@ class Broker:
         return [reply[0] == b"ok" for reply in await self._calls.script_in_batches("finish", [], items)]
 
     async def expire(self) -> int:
-        """End requests whose deadline has passed, in any state, at most `EXPIRE_AT_ONCE`; gives how many."""
+        """End all requests whose deadline has passed, in any state; gives how many."""
         late = Failure(code="deadline_exceeded", message="not answered before its deadline")
         body = codec.encode(End(state="expired", error=late))
-        ended: int = await self._calls.script("expire", [body, EXPIRE_AT_ONCE])
-        return ended
+        ended = 0
+        while True:
+            bite: int = await self._calls.script("expire", [body, EXPIRE_AT_ONCE])
+            ended += bite
+            if bite < EXPIRE_AT_ONCE:
+                return ended
 
     async def announce(self, card: Card, *, life_ms: int = CARD_LIFE_MS) -> None:
         """Show a worker's card for `life_ms`; 0 takes it down."""

@@ -254,6 +254,9 @@ class EventReader:
             # Otherwise the watch, or the subscriber when it is back, comes again.
         except InvalidRequest as error:
             self.error = error  # the log or the record holds what no peer of this version wrote
+        except asyncio.CancelledError:
+            self._doubt = True  # whoever gave up waiting has learned nothing; the next one asks again
+            raise
 
     def _take_logged(self, frame: Frame) -> None:
         if self.end is not None or self.error is not None:

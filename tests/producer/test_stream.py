@@ -8,6 +8,7 @@ import pytest
 
 from hand_worker import HandWorker, delta, done
 from streamfleet_common import codec
+from streamfleet_common.broker import Broker
 from streamfleet_common.deliveries import Emission, Finish
 from streamfleet_common.frames import Frame
 from streamfleet_producer import (
@@ -426,6 +427,29 @@ async def test_attaching_to_a_stream_gives_it_from_the_first_event(worker: HandW
     async with fleet.attach(ticket.id) as tokens:
         assert await text_of(tokens) == "abc"
     assert tokens.result.text == "abc"
+
+
+async def test_a_reader_who_gives_up_waiting_may_come_back(
+    worker: HandWorker, fleet: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ticket = await fleet.submit(REQUEST, stream=True)
+    [work] = await worker.take()
+    await worker.emit(work, delta("ab"))
+    asked = asyncio.Event()
+
+    async def hang(*_: object) -> None:
+        asked.set()
+        await asyncio.Event().wait()
+
+    async with fleet.attach(ticket.id) as tokens:
+        with monkeypatch.context() as slow:
+            slow.setattr(Broker, "events", hang)
+            waiting = asyncio.ensure_future(anext(tokens))
+            await asked.wait()
+            waiting.cancel()
+            await asyncio.wait([waiting])
+        async with asyncio.timeout(10):
+            assert (await anext(tokens)).text == "ab"
 
 
 async def test_attaching_to_a_request_without_a_log_gives_its_text_whole(

@@ -4,12 +4,27 @@ from __future__ import annotations
 
 import logging
 import sys
+from typing import Any
 
 import structlog
 
 
+class _Forwarder(logging.Handler):
+    """Brings what the engine logs, by the standard library alone, into the same lines."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        structlog.get_logger().log(record.levelno, record.getMessage())
+
+
 def configure(log_format: str, level: str, **bound: str) -> None:
     """Set structlog up, with `bound` on every line. Prompts and answers are never logged."""
+
+    def add_bound(
+        _logger: Any, _method: str, event: structlog.typing.EventDict
+    ) -> structlog.typing.EventDict:
+        # No context variables, which a new thread (the engine's) begins without.
+        return {**bound, **event}
+
     renderer: structlog.typing.Processor = (
         structlog.processors.JSONRenderer()
         if log_format == "json"
@@ -21,7 +36,7 @@ def configure(log_format: str, level: str, **bound: str) -> None:
     )
     structlog.configure(
         processors=[
-            structlog.contextvars.merge_contextvars,
+            add_bound,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,
@@ -31,4 +46,6 @@ def configure(log_format: str, level: str, **bound: str) -> None:
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
         cache_logger_on_first_use=True,
     )
-    structlog.contextvars.bind_contextvars(**bound)
+    engine = logging.getLogger("streamfleet_worker")
+    engine.handlers = [_Forwarder()]
+    engine.setLevel(level.upper())

@@ -1,0 +1,38 @@
+"""The worker's log lines, whoever speaks and on whichever thread."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from threading import Thread
+
+import pytest
+
+from streamfleet_worker import logs
+
+
+@pytest.fixture
+def engine_log() -> Iterator[logging.Logger]:
+    """What the engine logs to; nobody listens any more afterwards."""
+    ours = logging.getLogger("streamfleet_worker")
+    yield logging.getLogger("streamfleet_worker.engine.models")
+    ours.handlers.clear()
+    ours.setLevel(logging.NOTSET)
+
+
+def test_what_the_engine_says_on_its_thread_is_a_line_like_any_other(
+    engine_log: logging.Logger, capsys: pytest.CaptureFixture[str]
+) -> None:
+    logs.configure("json", "info", worker="w1")
+
+    def speak() -> None:
+        engine_log.debug("unheard")
+        engine_log.info("loading %s", "m")
+
+    thread = Thread(target=speak)
+    thread.start()
+    thread.join()
+    (line,) = capsys.readouterr().err.splitlines()
+    said = json.loads(line)
+    assert (said["event"], said["level"], said["worker"]) == ("loading m", "info", "w1")

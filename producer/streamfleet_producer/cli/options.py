@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from streamfleet_common.connections import redacted
 from streamfleet_common.errors import InvalidRequest, ModelNotFound
 from streamfleet_common.schemas import ChatMessage, GenerateRequest, Lane, Sampling
 from streamfleet_producer.client import Client
@@ -105,7 +106,7 @@ async def open_client(redis_url: str, queue: str | None) -> AsyncIterator[Client
             names = await anybody.queues()
         if not names:
             raise ModelNotFound(
-                f"no worker has ever served a queue at {redis_url}: start one with `streamfleet up`, "
+                f"no worker has ever served a queue at {redacted(redis_url)}: start one with `streamfleet up`, "
                 "or check the URL",
                 known=[],
             )

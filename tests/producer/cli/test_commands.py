@@ -135,6 +135,15 @@ def test_no_queues_yet(redis_url: str) -> None:
     assert CliRunner().invoke(app, ["stream", "hello", "--redis-url", redis_url]).exit_code == 5
 
 
+def test_a_password_in_the_url_is_never_shown(redis_url: str) -> None:
+    url = redis_url.replace("redis://", "redis://default:s3cret@")  # this user takes any
+    done = CliRunner().invoke(app, ["stream", "hello", "--redis-url", url])
+
+    assert done.exit_code == 5
+    assert "default:***@" in done.stderr
+    assert "s3cret" not in done.output
+
+
 def test_several_queues_want_a_choice(redis_url: str) -> None:
     async def announce() -> None:
         for name in ("one", "two"):

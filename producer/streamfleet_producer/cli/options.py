@@ -106,8 +106,8 @@ async def open_client(redis_url: str, queue: str | None) -> AsyncIterator[Client
             names = await anybody.queues()
         if not names:
             raise ModelNotFound(
-                f"no worker has ever served a queue at {redacted(redis_url)}: start one with `streamfleet up`, "
-                "or check the URL",
+                f"no worker has ever served a queue at {redacted(redis_url)}: "
+                "start one with `streamfleet up`, or check the URL",
                 known=[],
             )
         if len(names) > 1:

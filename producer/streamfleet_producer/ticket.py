@@ -69,12 +69,13 @@ class Status:
     @classmethod
     def of(cls, rid: str, queue: str, record: Record) -> Status:
         times = record.end.times if record.end else ()
+        end = record.end.event() if record.end else None
         return cls(
             id=rid,
             queue=queue,
             state=record.state,
             attempt=record.attempts,
-            worker=record.owner,
+            worker=end.worker if isinstance(end, End) else record.owner,
             accepted_at_ms=record.accepted_at_ms,
             started_at_ms=record.started_at_ms,
             deadline_at_ms=record.deadline_at_ms,

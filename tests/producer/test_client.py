@@ -344,11 +344,11 @@ async def test_a_ticket_leads_back_to_the_answer(worker: HandWorker, fleet: Clie
     assert (work.envelope.lane, work.envelope.result_ttl_ms) == ("high", 60_000)
     status = await fleet.status(ticket.id)
     assert (status.state, status.attempt, status.worker) == ("running", 1, "w1")
-    await worker.finish(work, "abc")
+    await worker.finish(work, "abc", worker="w1")
     assert (await waiting).text == "abc"
     assert (await fleet.result(ticket.id)).text == "abc"
     status = await fleet.status(ticket.id)
-    assert status.state == "done"
+    assert (status.state, status.worker) == ("done", "w1")
     assert status.ended_at_ms >= status.started_at_ms >= status.accepted_at_ms > 0
 
 

@@ -90,8 +90,11 @@ def test_a_request_s_life_by_its_id(call: Call) -> None:
 
     assert call("result", rid).stdout == "tok0 tok1 tok2 tok3\n"
     assert json.loads(call("result", rid, "--json").stdout)["choices"][0]["finish_reason"] == "eos"
-    assert call("status", rid).stdout.startswith("state     done\nqueue     smollm2\nattempt   1\naccepted  ")
-    assert json.loads(call("status", rid, "--json").stdout)["state"] == "done"
+    status = json.loads(call("status", rid, "--json").stdout)
+    assert status["state"] == "done"
+    shown = f"state     done\nqueue     smollm2\nworker    {status['worker']}\nattempt   1\naccepted  "
+    assert status["worker"]
+    assert call("status", rid).stdout.startswith(shown)
     assert call("cancel", rid).stdout == "done\n"
     assert json.loads(call("cancel", rid, "--json").stdout) == {"id": rid, "state": "done"}
 

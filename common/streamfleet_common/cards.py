@@ -17,7 +17,7 @@ class Limits(Message):
     """Prompt and answer together."""
     max_queue_depth: int = Field(ge=1)
     max_request_bytes: int = Field(ge=1)
-    vocab_size: int = Field(0, ge=0)
+    vocab_size: int = Field(default=0, ge=0)
     """Token ids must be below it; 0 if the worker knows no tokens."""
 
 
@@ -32,6 +32,6 @@ class Card(Message):
     device: Name = ""
     precision: Name = ""
     limits: Limits
-    capacity: int = Field(0, ge=0)
+    capacity: int = Field(default=0, ge=0)
     """Requests it could take now."""
     state: Literal["ready", "draining"] = "ready"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, dataclass_transform
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -47,6 +47,10 @@ def problems(error: ValidationError) -> list[str]:
             text = "holds a lone surrogate, which is not valid Unicode text"
         elif fault["type"] == "union_tag_invalid":
             text = "unknown kind"  # pydantic's own words repeat the value
+        elif fault["type"] == "tuple_type":
+            text = "Input should be a valid list"  # what everybody writes, and JSON has
+        elif fault["type"] == "too_long":
+            text = text.replace("Tuple should", "List should")
         line = f"{place}: {text}" if place else text
         found.append(line if len(line) <= MAX_PROBLEM_CHARS else f"{line[:MAX_PROBLEM_CHARS]}…")
     if len(faults) > MAX_PROBLEMS:
@@ -60,17 +64,22 @@ else:
     ModelMetaclass = type(BaseModel)
 
 
+# Said again, since checkers without pydantic's plugin look no further than the metaclass itself.
+@dataclass_transform(kw_only_default=True, field_specifiers=(Field,))
 class _Door(ModelMetaclass):
     """Makes a direct call of a schema raise `InvalidRequest`; nested and decoded ones stay with pydantic."""
 
-    def __call__(cls, *args: Any, **values: Any) -> Any:  # noqa: N805 (a metaclass has classes as instances)
-        try:
-            return super().__call__(*args, **values)
-        except ValidationError as error:
-            faults = problems(error)
-            raise errors.InvalidRequest(
-                f"{cls.__name__} is not valid: {'; '.join(faults)}", problems=faults
-            ) from None
+    # Unseen by type checkers: they would take its signature, which takes anything, for the schema's own.
+    if not TYPE_CHECKING:
+
+        def __call__(cls, *args, **values):  # noqa: N805 (a metaclass has classes as instances)
+            try:
+                return super().__call__(*args, **values)
+            except ValidationError as error:
+                faults = problems(error)
+                raise errors.InvalidRequest(
+                    f"{cls.__name__} is not valid: {'; '.join(faults)}", problems=faults
+                ) from None
 
 
 class Message(BaseModel, metaclass=_Door):

@@ -72,13 +72,13 @@ class Sampling(Message):
     The order is: temperature, then `top_k`, then `top_p`, then the draw.
     """
 
-    temperature: float = Field(0.0, ge=0.0, le=100.0)
+    temperature: float = Field(default=0.0, ge=0.0, le=100.0)
     """0 is greedy; the others then have no effect."""
-    top_k: int = Field(0, ge=0, le=1_000_000)
+    top_k: int = Field(default=0, ge=0, le=1_000_000)
     """Draw from the k likeliest tokens only; 0 draws from all."""
-    top_p: float = Field(1.0, ge=0.0, le=1.0)
+    top_p: float = Field(default=1.0, ge=0.0, le=1.0)
     """Draw from the smallest set of likeliest tokens whose probabilities reach `top_p`; 1 draws from all."""
-    seed: int | None = Field(None, ge=0, lt=2**63)
+    seed: int | None = Field(default=None, ge=0, lt=2**63)
     """The same seed and request give the same draw. None lets the worker choose; the answer names it."""
 
 
@@ -91,7 +91,7 @@ class GenerateRequest(Message):
     prompt: LongText | None = None
     prompt_token_ids: _PromptIds | None = None
     messages: _Turns | None = None
-    max_tokens: int = Field(128, ge=1, le=MAX_TOKENS)
+    max_tokens: int = Field(default=128, ge=1, le=MAX_TOKENS)
     """At most this many tokens are generated."""
     sampling: Sampling = Sampling()
     stop: _Stops = ()
@@ -136,12 +136,12 @@ class Envelope(Message):
     lane: Lane = "normal"
     stream: bool = False
     """Publish tokens as they come and keep a log of them, instead of the end alone."""
-    deadline_ms: int = Field(600_000, ge=1, le=MAX_DEADLINE_MS)
+    deadline_ms: int = Field(default=600_000, ge=1, le=MAX_DEADLINE_MS)
     """Milliseconds from acceptance after which the request ends as expired."""
     on_restart: Literal["restart", "fail"] = "restart"
     """What to do when the worker is lost and the text must begin again."""
     idempotency_key: Annotated[Text, Field(min_length=1, max_length=256)] | None = None
-    result_ttl_ms: int = Field(600_000, ge=1_000, le=MAX_RESULT_TTL_MS)
+    result_ttl_ms: int = Field(default=600_000, ge=1_000, le=MAX_RESULT_TTL_MS)
     """Milliseconds for which the result stays readable after the end."""
     traceparent: Annotated[str, Field(pattern=r"^[0-9a-f-]{55}$")] | None = None
     request: Request
@@ -178,7 +178,7 @@ class Delta(Message):
     """
 
     type: Literal["delta"] = "delta"
-    index: int = Field(0, ge=0)
+    index: int = Field(default=0, ge=0)
     token_ids: Ids
     texts: Texts
     logprobs: Logprobs = ()
@@ -201,7 +201,7 @@ class Choice(Message):
     `last_token_id` is None when nothing was generated; `logprobs` is empty unless asked for.
     """
 
-    index: int = Field(0, ge=0)
+    index: int = Field(default=0, ge=0)
     text: Text
     token_ids: Ids
     logprobs: Logprobs = ()
@@ -212,18 +212,18 @@ class Choice(Message):
 class Usage(Message):
     """Tokens read and written, over all choices."""
 
-    prompt_tokens: int = Field(0, ge=0)
-    completion_tokens: int = Field(0, ge=0)
+    prompt_tokens: int = Field(default=0, ge=0)
+    completion_tokens: int = Field(default=0, ge=0)
 
 
 class Timing(Message):
     """Where the time went, in milliseconds on the worker's monotonic clock."""
 
-    wait_ms: float = Field(0.0, ge=0.0)
+    wait_ms: float = Field(default=0.0, ge=0.0)
     """From pick-up by the worker to the first forward pass."""
-    prefill_ms: float = Field(0.0, ge=0.0)
+    prefill_ms: float = Field(default=0.0, ge=0.0)
     """From the first forward pass to the first token."""
-    decode_ms: float = Field(0.0, ge=0.0)
+    decode_ms: float = Field(default=0.0, ge=0.0)
     """From the first token to the last."""
 
 
@@ -278,11 +278,11 @@ class End(Message):
     model: Name = ""
     revision: Name = ""
     worker: Name = ""
-    attempt: int = Field(0, ge=0)
+    attempt: int = Field(default=0, ge=0)
     """How many workers started the request, this one included; 0 if none did."""
-    of: int = Field(0, ge=0)
+    of: int = Field(default=0, ge=0)
     """The epoch whose deltas make the text; 0 if there is none."""
-    last_seq: int = Field(0, ge=0)
+    last_seq: int = Field(default=0, ge=0)
     """The number of the last event of that epoch: with it a reader can tell that nothing is missing."""
     queued_at_ms: int = 0
     started_at_ms: int = 0

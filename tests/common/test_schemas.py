@@ -315,6 +315,13 @@ def test_sequences_become_tuples() -> None:
     assert Delta(token_ids=[1, 2], texts=["a", "b"]).text == "ab"  # type: ignore[arg-type]
 
 
+def test_a_sequence_is_called_a_list() -> None:
+    with pytest.raises(InvalidRequest, match="stop: Input should be a valid list"):
+        request(stop="END")
+    with pytest.raises(InvalidRequest, match="stop: List should have at most 8 items"):
+        request(stop=["a"] * 9)
+
+
 def test_messages_of_a_chat_may_be_objects_or_maps() -> None:
     turn = ChatMessage(role="system", content="Be kind.")
     made = request(prompt=None, messages=[turn, {"role": "user", "content": "Hi"}])

@@ -84,7 +84,8 @@ class Connections:
             reason = type(error).__name__ if "@" in url or "password=" in url else error
             raise BrokerUnavailable(
                 f"{redacted(url)!r} is no Redis URL ({reason}); "
-                "write redis://host:port/0, rediss://… for TLS, or unix:///path/to/socket"
+                "write redis://host:port/0, rediss://… for TLS, or unix:///path/to/socket",
+                reason="bad_url",
             ) from None
 
     async def close(self) -> None:

@@ -63,6 +63,7 @@ class InvalidRequest(StreamfleetError):
     """The request is wrong in itself; sending it again will not help. `problems` names every fault found."""
 
     code = "invalid_request"
+    problems: list[str]
 
     def __init__(self, message: str, *, problems: Sequence[str] = (), **details: Any) -> None:
         super().__init__(message, problems=list(problems) or [message], **details)
@@ -72,6 +73,9 @@ class TooLong(InvalidRequest):
     """The prompt plus `max_tokens` exceeds what the worker holds; all lengths in tokens."""
 
     code = "too_long"
+    prompt_tokens: int
+    max_tokens: int
+    limit: int
 
     def __init__(
         self,
@@ -82,13 +86,13 @@ class TooLong(InvalidRequest):
         limit: int,
         **details: Any,
     ) -> None:
-        room = limit - prompt_tokens
         if message is None:
-            way_out = (
-                f"ask for at most {room} tokens, or shorten the prompt"
-                if room > 0
-                else f"shorten the prompt to at most {limit - 1} tokens"
-            )
+            ways_out = []
+            if prompt_tokens < limit:
+                ways_out.append(f"ask for at most {limit - prompt_tokens} tokens")
+            if max_tokens < limit:
+                ways_out.append(f"shorten the prompt to at most {limit - max_tokens} tokens")
+            way_out = ", or ".join(ways_out) or "shorten the prompt, and ask for fewer tokens"
             message = (
                 f"prompt of {prompt_tokens} tokens + max_tokens {max_tokens} is over the limit of "
                 f"{limit} tokens: {way_out}"
@@ -100,6 +104,7 @@ class Unsupported(InvalidRequest):
     """This worker cannot do what was asked, though another might. `feature` names it."""
 
     code = "unsupported"
+    feature: str
 
 
 class Undecodable(InvalidRequest):
@@ -113,6 +118,8 @@ class QueueFull(StreamfleetError):
 
     code = "queue_full"
     retryable = True
+    limit: int
+    retry_after: float
 
 
 class Conflict(StreamfleetError):
@@ -125,6 +132,7 @@ class ModelNotFound(StreamfleetError):
     """Nothing serves this queue or model. `known` lists what is served."""
 
     code = "model_not_found"
+    known: list[str]
 
 
 class RequestNotFound(StreamfleetError):
@@ -182,10 +190,17 @@ class IncompleteGeneration(StreamfleetError):
 
 
 class BrokerUnavailable(StreamfleetError):
-    """Redis cannot be reached, is too old, or refuses commands."""
+    """Redis cannot be reached, is too old, or refuses commands.
+
+    `reason` is one of `unreachable`, `bad_url`, `forbidden`, `read_only`, `out_of_memory` and `refused`.
+    """
 
     code = "broker_unavailable"
     retryable = True
+    reason: str
+
+    def __init__(self, message: str, *, reason: str = "unreachable", **details: Any) -> None:
+        super().__init__(message, reason=reason, **details)
 
 
 def _tree(root: type[StreamfleetError]) -> dict[str, type[StreamfleetError]]:

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from streamfleet_common import codec, errors
+from streamfleet_common.connections import Connections
 from streamfleet_common.errors import (
+    BrokerUnavailable,
     GenerationFailed,
     InvalidRequest,
     ModelNotFound,
@@ -141,19 +143,30 @@ def test_a_detail_cannot_hide_what_an_error_is() -> None:
 
 
 @pytest.mark.parametrize(
-    ("prompt_tokens", "limit", "way_out"),
+    ("prompt_tokens", "max_tokens", "way_out"),
     [
-        (90, 100, "ask for at most 10 tokens, or shorten the prompt"),
-        (99, 100, "ask for at most 1 tokens, or shorten the prompt"),
-        (100, 100, "shorten the prompt to at most 99 tokens"),
-        (500, 100, "shorten the prompt to at most 99 tokens"),
+        (90, 20, "ask for at most 10 tokens, or shorten the prompt to at most 80 tokens"),
+        (99, 20, "ask for at most 1 tokens, or shorten the prompt to at most 80 tokens"),
+        (100, 20, ": shorten the prompt to at most 80 tokens"),
+        (500, 99, ": shorten the prompt to at most 1 tokens"),
+        (90, 100, ": ask for at most 10 tokens"),
+        (100, 100, ": shorten the prompt, and ask for fewer tokens"),
     ],
 )
-def test_too_long_says_the_way_out(prompt_tokens: int, limit: int, way_out: str) -> None:
-    error = TooLong(prompt_tokens=prompt_tokens, max_tokens=20, limit=limit)
-    assert way_out in str(error)
+def test_too_long_says_the_way_out(prompt_tokens: int, max_tokens: int, way_out: str) -> None:
+    limit = 100
+    error = TooLong(prompt_tokens=prompt_tokens, max_tokens=max_tokens, limit=limit)
+    assert str(error).endswith(way_out)
     assert str(limit) in str(error)
     assert error.problems == [str(error)]
+
+
+def test_an_unavailable_broker_always_has_a_reason() -> None:
+    assert BrokerUnavailable("gone").reason == "unreachable"
+    assert BrokerUnavailable("full", reason="out_of_memory").reason == "out_of_memory"
+    with pytest.raises(BrokerUnavailable) as caught:
+        Connections.open("http://nowhere")
+    assert caught.value.reason == "bad_url"
 
 
 def test_an_invalid_request_always_has_problems() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, dataclass_transform
+from typing import TYPE_CHECKING, Annotated, dataclass_transform
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 

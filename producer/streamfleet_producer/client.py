@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Literal, Self, Unpack, overload
 
@@ -16,7 +17,7 @@ from streamfleet_common.errors import StreamfleetError
 from streamfleet_common.records import Record
 from streamfleet_common.schemas import End, GenerateRequest, State
 from streamfleet_common.submissions import Submitted
-from streamfleet_producer.answer import Answers
+from streamfleet_producer.answer import Answers, too_late
 from streamfleet_producer.catalogue import CARD_LIFE_S
 from streamfleet_producer.event_reader import MAX_BYTES, MAX_FRAMES, EventReader
 from streamfleet_producer.intake import Intake, checked, not_found
@@ -24,6 +25,9 @@ from streamfleet_producer.link import GRACE_S, OUTAGE_S, SILENCE_S, Link, Patien
 from streamfleet_producer.many import Many
 from streamfleet_producer.ticket import DEADLINE_S, Options, Status, Ticket
 from streamfleet_producer.token_stream import TokenStream
+
+LAST_LOOK_S = 1.0
+"""How long a caller's timeout leaves for asking the record once more."""
 
 
 class Client:
@@ -190,18 +194,19 @@ class Client:
         late_at = _late_at(timeout)
         if timeout is not None:
             options.setdefault("deadline_s", timeout)
-        submission = await self._intake.prepare(
-            link.catalogue, request, stream=False, key=idempotency_key, options=options
-        )
-        async with Answers(link, [submission.envelope.rid]) as (answer,):
-            submitted = await link.submit(submission)
-            answer.accepted(
-                submitted,
-                keyed=idempotency_key is not None,
-                deadline_s=options.get("deadline_s", DEADLINE_S),
-                late_at=late_at,
+        async with _until(late_at):
+            submission = await self._intake.prepare(
+                link.catalogue, request, stream=False, key=idempotency_key, options=options
             )
-            return await answer.future
+            async with Answers(link, [submission.envelope.rid]) as (answer,):
+                submitted = await link.submit(submission)
+                answer.accepted(
+                    submitted,
+                    keyed=idempotency_key is not None,
+                    deadline_s=options.get("deadline_s", DEADLINE_S),
+                    late_at=late_at,
+                )
+                return await answer.future
 
     @overload
     async def run_many(
@@ -245,7 +250,8 @@ class Client:
         if timeout is not None:
             options.setdefault("deadline_s", timeout)
         many = Many(requests, idempotency_keys, excuse=return_exceptions)
-        return await many.run(self._intake, link, options, late_at)
+        async with _until(late_at):
+            return await many.run(self._intake, link, options, late_at)
 
     # --- now, and later
 
@@ -286,12 +292,13 @@ class Client:
         """
         link = self._open_link()
         late_at = _late_at(timeout)
-        record = await self._record(link, id)
-        async with Answers(link, [id]) as (answer,):
-            deadline_at = _deadline_at(record)
-            late_at = min(late_at, deadline_at + self._patience.grace_s)
-            answer.arm(deadline_at=deadline_at, late_at=late_at, doubtful=True)
-            return await answer.future
+        async with _until(late_at):
+            record = await self._record(link, id)
+            async with Answers(link, [id]) as (answer,):
+                deadline_at = _deadline_at(record)
+                late_at = min(late_at, deadline_at + self._patience.grace_s)
+                answer.arm(deadline_at=deadline_at, late_at=late_at, doubtful=True)
+                return await answer.future
 
     async def cancel(self, id: str) -> State:  # noqa: A002
         """Cancel a request, waiting or running. Gives "cancelled", or how it had ended before.
@@ -351,6 +358,20 @@ def _now() -> float:
 
 def _late_at(timeout: float | None) -> float:
     return math.inf if timeout is None else _now() + timeout
+
+
+@asynccontextmanager
+async def _until(late_at: float) -> AsyncIterator[None]:
+    """Bound what asks Redis, which may hang for longer than the caller wants to wait.
+
+    Raises:
+        DeadlineExceeded: there is no outcome yet `LAST_LOOK_S` after `late_at`, on the loop's clock.
+    """
+    try:
+        async with asyncio.timeout_at(None if late_at == math.inf else late_at + LAST_LOOK_S):
+            yield
+    except TimeoutError:
+        raise too_late() from None
 
 
 def _deadline_at(record: Record) -> float:

@@ -27,6 +27,7 @@ from streamfleet_producer import (
     QueueFull,
     RequestNotFound,
 )
+from streamfleet_producer import client as client_module
 from streamfleet_producer.intake import keyed_rid
 
 REQUEST = GenerateRequest(prompt="hello", max_tokens=8)
@@ -120,6 +121,22 @@ async def test_a_timeout_is_a_deadline_too(worker: HandWorker, fleet: Client) ->
     assert work.envelope.deadline_ms == 30_000
     await worker.finish(work, "abc")
     assert (await running).text == "abc"
+
+
+@pytest.mark.parametrize("call", ["run", "run_many", "result"])
+async def test_a_timeout_holds_when_redis_hangs(
+    redis_url: str, worker: HandWorker, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    monkeypatch.setattr(client_module, "LAST_LOOK_S", 0.05)
+    async with LossyProxy(redis_url) as proxy, Client(proxy.url, queue="q") as fleet:
+        ticket = await fleet.submit(REQUEST)
+        proxy.is_mute = True
+        argument = {"run": REQUEST, "run_many": [REQUEST], "result": ticket.id}[call]
+        with pytest.raises(DeadlineExceeded):
+            async with asyncio.timeout(3):  # a command's own limit is five seconds
+                await getattr(fleet, call)(argument, timeout=0.05)
+        proxy.is_mute = False
+        proxy.cut()
 
 
 async def test_an_answer_that_came_just_in_time_counts(worker: HandWorker, fleet: Client) -> None:

@@ -8,6 +8,7 @@ hole. The model sees the cache through transformers' `Cache` face; what an `upda
 
 from __future__ import annotations
 
+import contextlib
 import math
 import mmap
 from collections.abc import Sequence
@@ -174,8 +175,13 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
     """Zeros, not garbage: masked places are multiplied by 0, and 0 times NaN is NaN."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
-    # Anonymous pages are zero, and take no memory until they are written, while torch writes the zeros.
-    # Few slots ever grow to their full length. (numpy's arrays ask for huge pages, which span several
-    # rows: the first batch would touch them all.)
-    pages = mmap.mmap(-1, math.prod(shape) * dtype.itemsize)
+    # Private anonymous pages are zero, and take no memory until they are written, while torch writes the
+    # zeros. Few slots ever grow to their full length. (Shared ones, which `mmap` makes unless told, take it
+    # when read too, as idle rows are.)
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    pages = mmap.mmap(-1, math.prod(shape) * dtype.itemsize, flags=flags)
+    if hasattr(mmap, "MADV_NOHUGEPAGE"):
+        # Huge pages span several rows: the first batch would touch them all.
+        with contextlib.suppress(OSError):  # a kernel without them
+            pages.madvise(mmap.MADV_NOHUGEPAGE)
     return torch.frombuffer(pages, dtype=dtype).view(shape)

@@ -26,11 +26,6 @@ class Prepared:
     logprobs: bool = False
     prompt_logprobs: bool = False
 
-    @property
-    def reserved(self) -> int:
-        """Tokens that are kept free in the cache for as long as the request runs."""
-        return len(self.prompt_token_ids) + self.max_tokens
-
 
 @dataclass(slots=True)
 class Sequence:

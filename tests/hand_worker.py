@@ -92,9 +92,11 @@ class HandWorker:
         return taken
 
     async def begin(self, entries: Sequence[Entry]) -> list[Work]:
-        """Start what was read."""
+        """Start what was read, but for what has been cancelled meanwhile."""
         begun: list[Work] = []
         for started in await self.broker.start(self.name, entries, self.start) if entries else ():
+            if started == "gone":
+                continue
             assert isinstance(started, Delivery)
             begun.append(Work(started, codec.decode_envelope(started.entry.payload)))
         return begun

@@ -20,11 +20,15 @@ _R = TypeVar("_R")
 class Coalescer(Generic[_T, _R]):
     """One round trip for everything that waits: `call` gets the items and gives one answer for each.
 
+    An answer that is an error is raised for its item alone; an error that `call` raises, for all of them.
     An item alone leaves at the end of the loop's current turn. Nothing is delayed to gather more.
     """
 
     def __init__(
-        self, call: Callable[[Sequence[_T]], Awaitable[Sequence[_R]]], *, limit: int = MAX_BATCH
+        self,
+        call: Callable[[Sequence[_T]], Awaitable[Sequence[_R | StreamfleetError]]],
+        *,
+        limit: int = MAX_BATCH,
     ) -> None:
         self._call = call
         self._limit = limit
@@ -69,23 +73,30 @@ class Coalescer(Generic[_T, _R]):
             answers = await self._call([item for item, _ in batch])
         except StreamfleetError as error:
             for _, future in batch:
-                if not future.done():
-                    # Each waiter raises its own: a traceback grows on the exception that is raised.
-                    own = copy.copy(error)
-                    own.__cause__ = error.__cause__
-                    future.set_exception(own)
+                # Each waiter raises its own: a traceback grows on the exception that is raised.
+                own = copy.copy(error)
+                own.__cause__ = error.__cause__
+                _settle(future, own)
         except BaseException as error:
             for _, future in batch:
-                if isinstance(error, Exception) and not future.done():
-                    future.set_exception(error)
+                if isinstance(error, Exception):
+                    _settle(future, error)
                 else:
                     future.cancel()
             if not isinstance(error, Exception):
                 raise
         else:
             for (_, future), answer in zip(batch, answers, strict=True):
-                if not future.done():
-                    future.set_result(answer)
+                _settle(future, answer)
+
+
+def _settle(future: asyncio.Future[_R], outcome: _R | Exception) -> None:
+    if future.done():
+        return
+    if isinstance(outcome, Exception):
+        future.set_exception(outcome)
+    else:
+        future.set_result(outcome)
 
 
 def _forget(future: asyncio.Future[_R]) -> None:

@@ -10,7 +10,14 @@ from typing import Protocol
 
 from streamfleet_common.broker import Broker
 from streamfleet_common.connections import Connections
-from streamfleet_common.errors import BrokerUnavailable, Cancelled, Conflict, QueueFull, StreamfleetError
+from streamfleet_common.errors import (
+    BrokerUnavailable,
+    Cancelled,
+    Conflict,
+    QueueFull,
+    StreamfleetError,
+    Undecodable,
+)
 from streamfleet_common.records import Record
 from streamfleet_common.schemas import State
 from streamfleet_common.submissions import Submission, Submitted
@@ -69,9 +76,7 @@ class Link:
         self.cancels: Coalescer[str, State | None] = Coalescer(
             lambda rids: self.broker.cancel(rids, self.tenant)
         )
-        self.records: Coalescer[str, Record | None] = Coalescer(
-            lambda rids: self.broker.status(rids, self.tenant)
-        )
+        self.records: Coalescer[str, Record | None] = Coalescer(self._records)
         self.watch = Watch(patience.silence_s, lambda: self._expiries.post(None))
         self._expiries: Coalescer[None, None] = Coalescer(self._expire)
         self.is_closed = False
@@ -191,6 +196,15 @@ class Link:
 
     async def record(self, rid: str) -> Record | None:
         return await self.records.put(rid)
+
+    async def _records(self, rids: Sequence[str]) -> Sequence[Record | StreamfleetError | None]:
+        try:
+            return await self.broker.status(rids, self.tenant)
+        except Undecodable as error:
+            if len(rids) == 1:
+                return [error]
+            # One that was written by hand must not fail the others.
+            return [found for rid in rids for found in await self._records([rid])]
 
     async def cancel_quietly(self, rid: str) -> None:
         """Cancel a request that nobody waits for any more. What stops that is no longer of interest."""

@@ -11,7 +11,7 @@ import pytest
 from hand_worker import HandWorker, delta
 from lossy_proxy import LossyProxy
 from streamfleet_common.embedded import EmbeddedBroker
-from streamfleet_common.errors import StreamfleetError
+from streamfleet_common.errors import StreamfleetError, Undecodable
 from streamfleet_common.submissions import Submission, Submitted
 from streamfleet_producer import (
     BrokerUnavailable,
@@ -26,6 +26,7 @@ from streamfleet_producer import (
     InvalidRequest,
     QueueFull,
     RequestNotFound,
+    Status,
 )
 from streamfleet_producer import client as client_module
 from streamfleet_producer.intake import keyed_rid
@@ -97,6 +98,19 @@ async def test_a_message_lost_without_a_trace_is_found_after_silence(
         await fleet._open_link().leave([(work.rid, answer)])  # type: ignore[list-item]
         await worker.finish(work, "abc")
         assert (await running).text == "abc"
+
+
+async def test_a_record_written_by_hand_fails_whoever_asks_for_it_alone(
+    worker: HandWorker, fleet: Client
+) -> None:
+    ticket = await fleet.submit(REQUEST)
+    other = "00" + "b" * 32
+    await worker.redis.set(worker.broker.keys.record(other), b"garbage")
+    both = (fleet.status(other), fleet.status(ticket.id))
+    broken, found = await asyncio.gather(*both, return_exceptions=True)
+    assert isinstance(broken, Undecodable)
+    assert isinstance(found, Status)
+    assert found.state == "queued"
 
 
 async def test_noise_on_the_channel_is_no_answer(worker: HandWorker, fleet: Client) -> None:

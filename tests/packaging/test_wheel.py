@@ -137,7 +137,8 @@ def test_the_base_install_has_no_torch(service: Path) -> None:
     names = {entry["name"].lower() for entry in listed}
 
     assert {"streamfleet", "redis", "hiredis", "pydantic", "msgpack"} <= names
-    assert not {"torch", "transformers", "tokenizers", "numpy", "rq", "typer"} & names
+    extras = {"torch", "transformers", "tokenizers", "numpy", "rq", "typer", "structlog", "prometheus-client"}
+    assert not extras & names
 
 
 # Imports each module of the packages that a service touches; those of an extra say so themselves.
@@ -159,3 +160,28 @@ def test_all_of_common_imports_on_the_base_install_and_stays_light(service: Path
 
     assert "streamfleet_common.schemas" in imported
     assert not {"torch", "transformers", "streamfleet_worker"} & set(loaded)
+
+
+@pytest.mark.timeout(180)
+def test_what_an_extra_brings_is_asked_for_by_its_name(service: Path) -> None:
+    worker = subprocess.run(
+        [python_of(service), "-m", "streamfleet_worker"],
+        cwd=service,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    command = subprocess.run(
+        [python_of(service).with_name("streamfleet"), "queues"],
+        cwd=service,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert worker.returncode == 1
+    assert worker.stderr.splitlines() == [
+        "error: a worker needs the Python package 'prometheus_client': pip install 'streamfleet[worker]'"
+    ]
+    assert command.returncode == 1
+    assert "pip install 'streamfleet[cli]'" in command.stderr

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from streamfleet_common.errors import ModelLoadFailed
 from streamfleet_common.schemas import Request
-from streamfleet_worker import __main__ as program
+from streamfleet_worker import process as program
 from streamfleet_worker import worker
 from streamfleet_worker.engine.base import Engine, Step
 from streamfleet_worker.engine.scripted import Script, ScriptedEngine

@@ -10,7 +10,7 @@ import pytest
 
 from streamfleet_common.errors import InvalidRequest
 from streamfleet_common.settings import read
-from streamfleet_worker import __main__ as program
+from streamfleet_worker import process as program
 from streamfleet_worker.settings import WorkerSettings
 
 DEFAULTS: dict[str, Any] = {

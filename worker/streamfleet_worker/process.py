@@ -1,0 +1,140 @@
+"""The worker's process: reads the settings, builds the parts, runs."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+import uuid
+from collections.abc import Callable
+from importlib.metadata import version
+
+import structlog
+
+from streamfleet_common.broker import Broker
+from streamfleet_common.connections import Connections
+from streamfleet_common.errors import ModelLoadFailed, StreamfleetError
+from streamfleet_common.settings import read
+from streamfleet_worker import logs
+from streamfleet_worker.engine.base import Engine
+from streamfleet_worker.health import HealthServer
+from streamfleet_worker.metrics import QueueDepth
+from streamfleet_worker.settings import WorkerSettings
+from streamfleet_worker.worker import Worker
+
+log = structlog.get_logger()
+
+
+def main() -> int:
+    """Run one worker; the exit status is 0 after a drain, 1 after a failure, 2 for wrong settings."""
+    try:
+        settings = read(WorkerSettings)
+    except StreamfleetError as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    # Unique to this process, so that two lives of one worker are never taken for each other.
+    name = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
+    logs.configure(settings.log_format, settings.log_level, worker=name)
+    status, abandoned = asyncio.run(_run(settings, name))
+    if abandoned:
+        # Python would wait for a thread that prepares, and tear one that is inside the model's code out of
+        # it, which aborts the process.
+        sys.stderr.flush()
+        os._exit(status)
+    return status
+
+
+def builder(settings: WorkerSettings) -> Callable[[], Engine]:
+    """What makes the engine that the settings ask for, on the thread that will run it."""
+    if settings.engine == "scripted":
+        from streamfleet_worker.engine.scripted import ScriptedEngine  # noqa: PLC0415
+
+        return lambda: ScriptedEngine(
+            max_batch_size=settings.max_batch_size,
+            max_delay_s=settings.max_delay_ms / 1000,
+            max_seq_len=settings.max_seq_len,
+        )
+
+    def build() -> Engine:
+        # Torch takes seconds to import; nobody who serves without it should wait.
+        try:
+            from streamfleet_worker.engine.devices import set_threads  # noqa: PLC0415
+            from streamfleet_worker.engine.generation import GenerationEngine  # noqa: PLC0415
+            from streamfleet_worker.engine.models import load  # noqa: PLC0415
+        except ModuleNotFoundError as error:
+            raise ModelLoadFailed(
+                f"the generation engine needs the Python package {error.name!r}: "
+                "pip install 'streamfleet[transformers]'"
+            ) from error
+
+        set_threads(settings.threads)
+        loaded = load(settings.model, settings.device, settings.precision)
+        engine = GenerationEngine(
+            loaded,
+            max_batch_size=settings.max_batch_size,
+            max_delay_s=settings.max_delay_ms / 1000,
+            max_seq_len=settings.max_seq_len,
+        )
+        engine.warm_up()
+        return engine
+
+    return build
+
+
+async def _run(settings: WorkerSettings, name: str) -> tuple[int, bool]:
+    """The exit status, and whether a thread is left that only the end of the process will end."""
+    worker: Worker | None = None
+    status = 0
+    try:
+        connections = Connections.open(settings.redis_url)
+        try:
+            worker = Worker(
+                Broker(connections, settings.queue),
+                builder(settings),
+                name=name,
+                max_queue_depth=settings.max_queue_depth,
+                version=version("streamfleet"),
+                drain_timeout_s=settings.drain_timeout_s,
+            )
+            await _serve(settings, worker)
+        finally:
+            await connections.close()
+    except StreamfleetError as error:
+        log.error(str(error), code=error.code)
+        log.debug("where it came from", exc_info=error)
+        status = 1
+    return status, worker is not None and worker.abandoned
+
+
+async def _serve(settings: WorkerSettings, worker: Worker) -> None:
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, worker.stop)
+    log.info("starting", engine=settings.engine, model=settings.model, queue=settings.queue)
+    # Before the model is loaded: a taken port is found at once, and probes see the loading.
+    health = _health(settings, worker)
+    try:
+        if await worker.start():
+            await worker.run()
+    finally:
+        if health is not None:
+            health.close()
+
+
+def _health(settings: WorkerSettings, worker: Worker) -> HealthServer | None:
+    if settings.http_port is None:
+        return None
+    worker.metrics.registry.register(QueueDepth(settings.queue, worker.depth))
+    probes = {"/healthz": worker.vitals.unhealthy, "/readyz": worker.vitals.unready}
+    health = HealthServer(settings.http_host, settings.http_port, worker.metrics.registry, probes)
+    try:
+        port = health.start()
+    except OSError as error:
+        raise StreamfleetError(
+            f"cannot listen on {settings.http_host}:{settings.http_port} ({error.strerror or error}): "
+            "choose another STREAMFLEET_HTTP_HOST or STREAMFLEET_HTTP_PORT"
+        ) from error
+    log.info("listening", host=settings.http_host, port=port)
+    return health

@@ -60,7 +60,8 @@ class Subscriber:
         self._ears: dict[str, list[_Ear]] = {}
         self._task: asyncio.Task[None] | None = None
         self._failure: Exception | None = None
-        self._changed: set[str] = set()
+        # In order, so that those who wait are confirmed, and then submit, in the order in which they came.
+        self._changed: dict[str, None] = {}
         self._wake = asyncio.Event()
         self._ping = False
         self._heard_at = 0.0
@@ -132,7 +133,7 @@ class Subscriber:
             self._change([channel])
 
     def _change(self, channels: Iterable[str]) -> None:
-        self._changed.update(channels)
+        self._changed.update(dict.fromkeys(channels))
         self._wake.set()
 
     def _fail_waiting(self, error: Exception) -> None:
@@ -167,7 +168,7 @@ class Subscriber:
                 async with asyncio.timeout(CONNECT_S):
                     connection = await pool.get_connection()
                 self._failure = None
-                self._changed.update(self._ears)
+                self._changed.update(dict.fromkeys(self._ears))
                 self._wake.set()
                 await self._talk(connection)
             except (RedisError, OSError, TimeoutError) as error:
@@ -202,7 +203,7 @@ class Subscriber:
             while True:
                 await self._wake.wait()
                 self._wake.clear()
-                changed, self._changed = self._changed, set()
+                changed, self._changed = self._changed, {}
                 new = [name for name in changed if name in self._ears and name not in self._asked]
                 gone = [name for name in changed if name not in self._ears and name in self._asked]
                 if new:

@@ -360,6 +360,17 @@ async def test_concurrent_submits_go_together(
     assert len(calls) <= 5
 
 
+async def test_who_comes_first_is_submitted_first(worker: HandWorker, fleet: Client) -> None:
+    await fleet.models()
+    prompts = [str(number) for number in range(20)]
+    runs = asyncio.gather(*(fleet.run(GenerateRequest(prompt=prompt)) for prompt in prompts))
+    taken = await worker.take(20)
+    assert [work.envelope.request.prompt for work in taken] == prompts
+    for work in taken:
+        await worker.finish(work, "")
+    await runs
+
+
 # --- tickets, keys and tenants
 
 

@@ -187,8 +187,7 @@ class EmbeddedBroker:
                 )
             if tries_left == 0:
                 raise BrokerUnavailable(
-                    f"port {port} is taken: stop what listens there or choose another port "
-                    f"(port=None finds a free one); the end of the server's log:\n{log}"
+                    f"port {port} is taken: stop what listens there or choose another port"
                 )
             time.sleep(PORT_PAUSE_S)
 

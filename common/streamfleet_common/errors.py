@@ -192,7 +192,8 @@ class IncompleteGeneration(StreamfleetError):
 class BrokerUnavailable(StreamfleetError):
     """Redis cannot be reached, is too old, or refuses commands.
 
-    `reason` is one of `unreachable`, `bad_url`, `forbidden`, `read_only`, `out_of_memory` and `refused`.
+    `reason` is one of `unreachable`, `bad_url`, `forbidden`, `read_only`, `out_of_memory`, `refused` and
+    `closed`.
     """
 
     code = "broker_unavailable"

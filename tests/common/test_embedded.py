@@ -294,9 +294,8 @@ def test_two_brokers_on_one_folder(tmp_path: Path) -> None:
 def test_a_taken_port() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(BrokerUnavailable, match=rf"port {port} is taken.*") as caught:
+        with pytest.raises(BrokerUnavailable, match=rf"^port {port} is taken.* another port$"):
             EmbeddedBroker(port=port).start()
-    assert "Address already in use" in str(caught.value)
 
 
 def test_a_taken_port_that_answers_like_a_server(server: EmbeddedBroker) -> None:

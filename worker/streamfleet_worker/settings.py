@@ -24,7 +24,7 @@ class WorkerSettings(FleetSettings):
     """CPU threads of the model. More workers with one thread serve more than one worker with many."""
 
     max_batch_size: int = Field(8, ge=1, le=4096)
-    """Requests in one batch, and the most a worker holds."""
+    """Requests in one batch. A worker takes no more than would run in it now."""
     max_delay_ms: float = Field(20.0, ge=0.0, le=60_000.0)
     """How long the oldest request may wait, since its acceptance, for a batch to fill."""
     max_seq_len: int = Field(4096, ge=2, le=1_048_576)

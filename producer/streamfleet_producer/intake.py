@@ -9,7 +9,13 @@ from pydantic import TypeAdapter, ValidationError
 
 from streamfleet_common.errors import InvalidRequest, RequestNotFound
 from streamfleet_common.message import QueueName, Rid, Tenant, problems
-from streamfleet_common.schemas import Envelope, GenerateRequest, new_rid
+from streamfleet_common.schemas import (
+    MAX_DEADLINE_MS,
+    MAX_RESULT_TTL_MS,
+    Envelope,
+    GenerateRequest,
+    new_rid,
+)
 from streamfleet_common.submissions import Submission
 from streamfleet_producer.catalogue import Catalogue
 from streamfleet_producer.ticket import DEADLINE_S, RESULT_TTL_S, Options
@@ -17,6 +23,11 @@ from streamfleet_producer.ticket import DEADLINE_S, RESULT_TTL_S, Options
 _QUEUE: TypeAdapter[str] = TypeAdapter(QueueName)
 _TENANT: TypeAdapter[str] = TypeAdapter(Tenant)
 _RID: TypeAdapter[str] = TypeAdapter(Rid)
+# The envelope counts milliseconds; whoever calls us said seconds.
+_IN_SECONDS = {
+    "deadline_ms": f"deadline_s: 0.001 to {MAX_DEADLINE_MS // 1000} seconds are wanted",
+    "result_ttl_ms": f"result_ttl_s: 1 to {MAX_RESULT_TTL_MS // 1000} seconds are wanted",
+}
 
 
 class Intake:
@@ -59,20 +70,31 @@ class Intake:
             raise InvalidRequest(
                 f"a request is wanted, not {type(request).__name__}: build a GenerateRequest"
             )
-        envelope = Envelope(
-            rid=self.rid(key),
-            tenant=self._tenant,
-            lane=options.get("lane", "normal"),
-            stream=stream,
-            deadline_ms=_ms("deadline_s", options.get("deadline_s", DEADLINE_S)),
-            on_restart=options.get("on_restart", "restart"),
-            idempotency_key=key,
-            result_ttl_ms=_ms("result_ttl_s", options.get("result_ttl_s", RESULT_TTL_S)),
-            traceparent=options.get("traceparent"),
-            request=request,
-        )
+        envelope = self._envelope(request, stream, key, options)
         limit = await catalogue.check(request)
         return Submission.of(envelope, min(limit, self._max_request_bytes))
+
+    def _envelope(
+        self, request: GenerateRequest, stream: bool, key: str | None, options: Options
+    ) -> Envelope:
+        deadline_ms = _ms("deadline_s", options.get("deadline_s", DEADLINE_S))
+        result_ttl_ms = _ms("result_ttl_s", options.get("result_ttl_s", RESULT_TTL_S))
+        try:
+            return Envelope(
+                rid=self.rid(key),
+                tenant=self._tenant,
+                lane=options.get("lane", "normal"),
+                stream=stream,
+                deadline_ms=deadline_ms,
+                on_restart=options.get("on_restart", "restart"),
+                idempotency_key=key,
+                result_ttl_ms=result_ttl_ms,
+                traceparent=options.get("traceparent"),
+                request=request,
+            )
+        except InvalidRequest as error:
+            faults = [_IN_SECONDS.get(fault.partition(":")[0], fault) for fault in error.problems]
+            raise InvalidRequest(f"options are not valid: {'; '.join(faults)}", problems=faults) from None
 
 
 def _ms(name: str, seconds: float) -> int:

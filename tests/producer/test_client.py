@@ -546,7 +546,16 @@ def test_no_such_names(redis_url: str) -> None:
 async def test_options_are_validated(worker: HandWorker, fleet: Client) -> None:
     with pytest.raises(InvalidRequest) as caught:
         await fleet.submit(REQUEST, lane="fast", deadline_s=-1, idempotency_key="")  # type: ignore[arg-type]
-    assert len(caught.value.problems) == 3
+    assert [problem.partition(":")[0] for problem in caught.value.problems] == [
+        "lane",
+        "deadline_s",
+        "idempotency_key",
+    ]
+    assert str(caught.value) == "options are not valid: " + "; ".join(caught.value.problems)
+    with pytest.raises(InvalidRequest, match=r"deadline_s: 0\.001 to 86400 seconds are wanted"):
+        await fleet.run(REQUEST, timeout=100_000)
+    with pytest.raises(InvalidRequest, match="result_ttl_s: 1 to 604800 seconds are wanted"):
+        await fleet.submit(REQUEST, result_ttl_s=0.5)
     for seconds in (math.inf, math.nan, None, "3"):
         with pytest.raises(InvalidRequest, match="deadline_s"):
             await fleet.submit(REQUEST, deadline_s=seconds)  # type: ignore[arg-type]

@@ -56,6 +56,14 @@ def test_it_asks_what_it_is_given() -> None:
     assert "One question went" in done.stdout
 
 
+def test_an_empty_question_is_wrong_usage() -> None:
+    done = streamfleet("demo", "What is snow?", " ")
+
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.endswith("a question is empty: there is nothing to answer\n")
+
+
 @pytest.mark.parametrize(
     ("number", "to_group", "status"),
     [(signal.SIGINT, True, 130), (signal.SIGTERM, False, 143), (signal.SIGKILL, False, -9)],

@@ -57,6 +57,8 @@ def demo(
     Starts a broker and a worker on this machine, which end with the command and leave nothing behind.
     The model is small (SmolLM2, 135M parameters); the first time it is unpacked, which takes up to a minute.
     """
+    if not all(text.strip() for text in questions or ()):
+        raise typer.BadParameter("a question is empty: there is nothing to answer")
     asked = [Question(text) for text in questions] if questions else list(QUESTIONS)
     limit = max_tokens or (MAX_TOKENS_OF_OTHERS if questions else MAX_TOKENS)
     exchanges = [Exchange(number, question) for number, question in enumerate(asked, 1)]

@@ -45,7 +45,7 @@ Face = Screen | Lines
 def demo(
     questions: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[QUESTION]...", help="What to ask instead of six questions of ours."),
+        typer.Argument(metavar="QUESTION", help="What to ask instead of six questions of ours."),
     ] = None,
     max_tokens: Annotated[
         int | None, typer.Option(min=1, max=4096, help="Longest answer, in tokens.", show_default=False)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from difflib import get_close_matches
 from typing import TypeVar
 
 from pydantic import ValidationError
@@ -35,6 +37,22 @@ def read(settings: type[_S]) -> _S:
         prefix = settings.model_config.get("env_prefix", "")
         faults = [_shout(prefix + fault) for fault in problems(error)]
         raise InvalidRequest(f"settings are not valid: {'; '.join(faults)}", problems=faults) from None
+
+
+def misspelled(settings: type[BaseSettings], variables: Iterable[str]) -> dict[str, str]:
+    """Variables that are no setting but look like one, each with the one it looks like.
+
+    Others with our prefix are left in peace: a cluster sets some of its own, named after its services.
+    """
+    prefix = settings.model_config.get("env_prefix", "")
+    known = {name.upper() for name in settings.model_fields}
+    found = {}
+    for variable in variables:
+        name = variable.removeprefix(prefix)
+        if variable.startswith(prefix) and name not in known:
+            for meant in get_close_matches(name, known, n=1, cutoff=0.8):
+                found[variable] = prefix + meant
+    return found
 
 
 def _shout(fault: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from streamfleet_common.errors import InvalidRequest
-from streamfleet_common.settings import read
+from streamfleet_common.settings import misspelled, read
 from streamfleet_worker import process as program
 from streamfleet_worker.settings import WorkerSettings
 
@@ -118,6 +118,20 @@ def test_every_wrong_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         "STREAMFLEET_THREADS",
         "STREAMFLEET_HTTP_PORT",
     ]
+
+
+def test_a_misspelled_variable_is_told_from_a_strange_one() -> None:
+    variables = {
+        "STREAMFLEET_MAX_BATCHSIZE": "a slip",
+        "STREAMFLEET_MAX_BATCH_SIZE": "right",
+        "STREAMFLEET_SERVICE_HOST": "what a cluster sets for a service of this name",
+        "STREAMFLEET_PORT": "this too",
+        "STREAMFLEET_CACHE": "read elsewhere",
+        "MAX_BATCHSIZE": "not ours",
+    }
+    assert misspelled(WorkerSettings, variables) == {
+        "STREAMFLEET_MAX_BATCHSIZE": "STREAMFLEET_MAX_BATCH_SIZE"
+    }
 
 
 def test_the_scripted_engine_keeps_to_the_settings_too(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,11 +12,12 @@ from collections.abc import Callable
 from importlib.metadata import version
 
 import structlog
+from prometheus_client import disable_created_metrics
 
 from streamfleet_common.broker import Broker
 from streamfleet_common.connections import Connections
 from streamfleet_common.errors import ModelLoadFailed, StreamfleetError
-from streamfleet_common.settings import read
+from streamfleet_common.settings import misspelled, read
 from streamfleet_worker import logs
 from streamfleet_worker.engine.base import Engine
 from streamfleet_worker.health import HealthServer
@@ -37,6 +38,10 @@ def main() -> int:
     # Unique to this process, so that two lives of one worker are never taken for each other.
     name = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
     logs.configure(settings.log_format, settings.log_level, worker=name)
+    for variable, meant in misspelled(WorkerSettings, os.environ).items():
+        log.warning("unknown setting", variable=variable, did_you_mean=meant)
+    # A second series for each of ours, with the time at which it was made, that nobody asks for.
+    disable_created_metrics()  # type: ignore[no-untyped-call]
     status, abandoned = asyncio.run(_run(settings, name))
     if abandoned:
         # Python would wait for a thread that prepares, and tear one that is inside the model's code out of

@@ -17,6 +17,7 @@ from typer.core import TyperGroup
 
 from streamfleet_common.errors import (
     BrokerUnavailable,
+    Conflict,
     DeadlineExceeded,
     InvalidRequest,
     ModelNotFound,
@@ -32,6 +33,7 @@ _T = TypeVar("_T")
 FAILED = 1
 _CODES: tuple[tuple[type[StreamfleetError], int], ...] = (
     (InvalidRequest, 2),
+    (Conflict, 2),
     (QueueFull, 3),
     (BrokerUnavailable, 4),
     (RequestNotFound, 5),

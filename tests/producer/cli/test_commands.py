@@ -108,7 +108,7 @@ def test_a_key_used_twice_is_one_request(call: Call) -> None:
     assert tickets[0]["id"] == tickets[1]["id"]
     assert [ticket["duplicate"] for ticket in tickets] == [False, True]
     other = call("submit", "ECHO 2", "--idempotency-key", "order-17")
-    assert other.exit_code == 1
+    assert other.exit_code == 2
     assert other.stderr.startswith("error: ")
 
 

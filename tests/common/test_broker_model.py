@@ -109,6 +109,7 @@ class Fleet(RuleBasedStateMachine):
         self.dead = 0
         self.entries: list[Entry] = []
         self.deliveries: list[Delivery] = []
+        self.ends = 0
         self.heard: dict[bytes, list[bytes]] = defaultdict(list)
 
     def run(self, step: Any) -> Any:
@@ -299,13 +300,15 @@ class Fleet(RuleBasedStateMachine):
     )
     def finish(self, many: list[tuple[int, str, EndState]], is_repeated: bool) -> None:
         finishes, expected = [], []
-        for number, (at, change, state) in enumerate(many):
+        for at, change, state in many:
             found = self.delivery(at, change)
             if found is None:
                 return
             delivery, request = found
-            # Told apart by their text, so that it can be seen whose end stands.
-            text = f"{len(self.deliveries)} {number}"
+            # Told apart by their text, so that it can be seen whose end stands: two calls with the same end
+            # would be one call and its repetition.
+            self.ends += 1
+            text = str(self.ends)
             choice = Choice(text=text, token_ids=(1,), finish_reason="eos")
             finishes.append(Finish(delivery, End(state=state, choices=(choice,))))
             expected.append(request.is_run_by(delivery))

@@ -33,8 +33,10 @@ check: bootstrap ## what the continuous integration runs: format, lint, types, l
 test-all: bootstrap ## every test, the slow ones too
 	@$(PY) -m pytest $(ARGS)
 
-bench: bootstrap ## measure throughput and latency on this machine
-	@$(PY) -m pytest tests/bench -s -p no:timeout $(ARGS)
+bench: bootstrap ## measure throughput and latency on this machine (about ten minutes)
+	@$(PY) tests/bench/fleet.py
+	@$(PY) tests/bench/generation.py --precision bfloat16 --scale 0.5
+	@$(PY) tests/bench/generation.py --check --scale 0.5
 
 format: bootstrap ## format the code and sort the imports
 	@$(PY) -m ruff check --select I --fix --quiet .

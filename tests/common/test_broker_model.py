@@ -222,6 +222,19 @@ class Fleet(RuleBasedStateMachine):
         assert got == expected
         self.deliveries += [one for one in started if isinstance(one, Delivery)]
 
+    @rule(
+        owner=st.sampled_from(OWNERS),
+        lane=st.sampled_from(LANES),
+        tenant=st.sampled_from(TENANTS),
+        stream=st.sampled_from([True, True, False]),
+        twice=st.booleans(),
+    )
+    def bring(self, owner: str, lane: Lane, tenant: str, stream: bool, twice: bool) -> None:
+        """A request all the way to a worker: by single steps alone, few would ever come so far."""
+        self.submit([("new", 0, lane, tenant, stream, False)])
+        self.read(owner, lane, 3)
+        self.start(owner, [0, 0] if twice else [0])
+
     def expect_start(self, owner: str, entry: Entry) -> Any:
         request = self.find(entry.rid)
         if request is None:
@@ -382,10 +395,15 @@ class Fleet(RuleBasedStateMachine):
         pipe.xlen(f"{T}:dead")
         for lane in LANES:
             pipe.xlen(f"{T}:s:{lane}")
-        open_, dead, *lengths = pipe.execute()
+        for lane in LANES:
+            pipe.xpending(f"{T}:s:{lane}", "w")
+        open_, dead, *both = pipe.execute()
+        lengths, pending = both[: len(LANES)], [summary["pending"] for summary in both[len(LANES) :]]
         assert sorted(rid.decode() for rid in open_) == sorted(request.rid for request in self.open())
         assert len(open_) <= LIMIT
         assert sum(lengths) == len(open_) + len(self.garbage)
+        # What has left a stream is acknowledged too, or it would be given out again for ever.
+        assert all(held <= length for held, length in zip(pending, lengths, strict=True))
         assert dead == self.dead
 
     @invariant()

@@ -227,11 +227,12 @@ class Fleet(RuleBasedStateMachine):
         lane=st.sampled_from(LANES),
         tenant=st.sampled_from(TENANTS),
         stream=st.sampled_from([True, True, False]),
+        due=st.sampled_from([False, False, False, True]),
         twice=st.booleans(),
     )
-    def bring(self, owner: str, lane: Lane, tenant: str, stream: bool, twice: bool) -> None:
+    def bring(self, *, owner: str, lane: Lane, tenant: str, stream: bool, due: bool, twice: bool) -> None:
         """A request all the way to a worker: by single steps alone, few would ever come so far."""
-        self.submit([("new", 0, lane, tenant, stream, False)])
+        self.submit([("new", 0, lane, tenant, stream, due)])
         self.read(owner, lane, 3)
         self.start(owner, [0, 0] if twice else [0])
 

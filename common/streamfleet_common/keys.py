@@ -42,8 +42,3 @@ class Keys:
     def channel(self, tenant: str, rid: str) -> str:
         """The channel on which the events of a request are published."""
         return f"{self.tag}:c:{tenant}:{rid}"
-
-
-def shard_of(rid: str) -> int:
-    """The shard a request lives in: the first two hex digits of its id."""
-    return int(rid[:2], 16)

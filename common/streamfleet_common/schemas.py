@@ -128,6 +128,16 @@ def new_rid(shard: int = 0) -> str:
     return f"{shard:02x}{secrets.token_hex(16)}"
 
 
+class Retry(Message):
+    """How often a request may be tried, and how long to wait between two tries."""
+
+    attempts: int | None = Field(default=None, ge=1, le=100)
+    """At most so many workers start it; 1 never tries again. None leaves it to the fleet: lost workers are
+    made good until the request itself is suspected, and a retryable failure is tried three times in all."""
+    backoff_ms: int = Field(default=0, ge=0, le=3_600_000)
+    """Milliseconds between a failure and the next try, doubled each time; then it keeps its old place."""
+
+
 class Envelope(Message):
     """A request with everything the fleet needs to carry it."""
 
@@ -140,6 +150,7 @@ class Envelope(Message):
     """Milliseconds from acceptance after which the request ends as expired."""
     on_restart: Literal["restart", "fail"] = "restart"
     """What to do when the worker is lost and the text must begin again."""
+    retry: Retry = Retry()
     idempotency_key: Annotated[Text, Field(min_length=1, max_length=256)] | None = None
     result_ttl_ms: int = Field(default=600_000, ge=1_000, le=MAX_RESULT_TTL_MS)
     """Milliseconds for which the result stays readable after the end."""

@@ -32,8 +32,18 @@ class WorkerSettings(FleetSettings):
     max_queue_depth: int = Field(MAX_QUEUE_DEPTH, ge=1, le=10_000_000)
     """Accepted and unfinished requests the queue holds before it refuses more."""
 
+    max_queue_tokens: int = Field(0, ge=0, le=10**12)
+    """Tokens of accepted and unfinished requests, prompt and answer, at which more are refused; 0: no limit."""
+
+    lease_s: float = Field(15.0, ge=0.2, le=3600.0)
+    """A worker that is silent for so long has lost its requests. The same for all workers of a queue."""
+    step_limit_s: float = Field(300.0, gt=0.0, le=86_400.0)
+    """No single step of the engine takes so long, the worst prefill included; a worker in a longer one ends
+    itself, and others take its work over."""
+    dead_letter_payload: bool = False
+    """Keep the requests themselves in the dead letters, prompts and all, so that they can be replayed."""
     drain_timeout_s: float = Field(30.0, ge=0.0, le=86_400.0)
-    """How long a worker that was told to stop goes on with what it runs."""
+    """How long a worker that was told to stop goes on with what it runs; the rest is handed back then."""
     http_host: str = "127.0.0.1"
     http_port: int | None = Field(None, ge=0, le=65_535)
     """Port of /healthz, /readyz and /metrics; 0 picks a free one, none serves nothing."""

@@ -1,16 +1,23 @@
 """The scripted engine: emits what the prompt tells it to, without a model.
 
 It stands in for a model wherever only the way there and back counts: the shell's tests, and
-benchmarks of the fleet itself.
+benchmarks of the fleet itself. What a prompt may ask for, faults included, is in `script.py`.
 """
 
 from __future__ import annotations
 
+import os
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from streamfleet_common.errors import DeadlineExceeded, ModelNotFound, TooLong
+from streamfleet_common.errors import (
+    DeadlineExceeded,
+    GenerationFailed,
+    ModelNotFound,
+    StreamfleetError,
+    TooLong,
+)
 from streamfleet_common.schemas import Choice, FinishReason, Prefill, Request, Timing, Usage
 from streamfleet_worker.engine.base import (
     Arrival,
@@ -22,23 +29,14 @@ from streamfleet_worker.engine.base import (
     Step,
     Tokens,
 )
+from streamfleet_worker.engine.script import Command, Script, cut
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
+    from streamfleet_worker.engine.script import Fault
 
-@dataclass(frozen=True, slots=True)
-class Script:
-    """What a request will bring forth, all known beforehand."""
-
-    words: tuple[str, ...]
-    """The prompt's words: its tokens, as far as this engine knows any."""
-    texts: tuple[str, ...]
-    """One text a token; the token's id is its place in the list."""
-    reason: FinishReason
-    seed: int
-    logprobs: bool
-    prompt_logprobs: bool
+__all__ = ["Script", "ScriptedEngine"]
 
 
 @dataclass(slots=True)
@@ -46,9 +44,12 @@ class _Row:
     script: Script
     arrival: Arrival
     added_at: float
+    due_at: float = 0.0
+    """When its next token comes."""
     started_at: float = 0.0
     first_at: float = 0.0
-    done: int = 0
+    texts: list[str] = field(default_factory=list)
+    """What it has brought forth."""
     prefill: Prefill | None = None
 
 
@@ -60,40 +61,11 @@ def _prompt_of(request: Request) -> str:
     return request.prompt or ""
 
 
-def _texts_of(prompt: str) -> list[str]:
-    match prompt.split():
-        case ["ECHO", count] if count.isdecimal():
-            return [f"tok{i}" if i == 0 else f" tok{i}" for i in range(int(count))]
-    return [prompt]
-
-
-def _cut(texts: list[str], stops: Collection[str], include: bool) -> tuple[list[str], bool]:
-    """The texts up to the first stop string, and whether there was one."""
-    whole = "".join(texts)
-    # As in real engines: the first to be complete, and of those complete at once the longest.
-    ends = [(whole.find(stop) + len(stop), -len(stop)) for stop in stops if stop in whole]
-    if not ends:
-        return texts, False
-    end, negative_length = min(ends)
-    keep = end if include else end + negative_length
-    kept, start = [], 0
-    for text in texts:
-        kept.append(text[: max(0, keep - start)])
-        start += len(text)
-        if start >= end:
-            break
-    return kept, True
-
-
 class ScriptedEngine:
-    """An `Engine` whose prompts are commands.
+    """An `Engine` whose prompts are commands: ``ECHO n`` for n tokens, one a step; see `script.py`.
 
-    ======================  ==========================================================
-    prompt                  answer
-    ======================  ==========================================================
-    ``ECHO n``              n tokens, "tok0 tok1 …", one a step
-    anything else           the prompt itself as a single token: the no-op engine
-    ======================  ==========================================================
+    A prompt that is no command comes back as a single token: the no-op engine. `tick_s` is the time between
+    the tokens of a request that does not say it itself.
 
     Of a chat, the last message is the prompt. The words of a prompt count as its tokens,
     log-probabilities are 0. Batches follow the engine's usual rule: a first batch starts when it is
@@ -107,6 +79,7 @@ class ScriptedEngine:
         max_batch_size: int = 8,
         max_delay_s: float = 0.0,
         max_seq_len: int = 4096,
+        tick_s: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._info = EngineInfo(
@@ -120,6 +93,7 @@ class ScriptedEngine:
             vocab_size=0,
         )
         self._max_delay_s = max_delay_s
+        self._tick_s = tick_s
         self._clock = clock
         self._waiting: dict[Key, _Row] = {}
         self._running: dict[Key, _Row] = {}
@@ -149,17 +123,21 @@ class ScriptedEngine:
                 max_tokens=request.max_tokens,
                 limit=self._info.max_seq_len,
             )
-        texts, stopped = _cut(_texts_of(prompt), request.stop, request.include_stop)
+        command = Command.read(prompt)
+        texts, stopped = cut(command.texts, request.stop, request.include_stop)
         reason: FinishReason = "stop" if stopped else "eos"
         if len(texts) > request.max_tokens:
             texts, reason = texts[: request.max_tokens], "length"
         return Script(
             words=tuple(words),
-            texts=tuple(texts),
+            texts=texts,
             reason=reason,
             seed=request.sampling.seed or 0,
             logprobs=request.logprobs,
             prompt_logprobs=request.prompt_logprobs,
+            tick_s=self._tick_s if command.tick_s is None else command.tick_s,
+            is_signed=command.is_signed,
+            faults=command.faults,
         )
 
     def add(self, arrivals: Mapping[Key, Arrival]) -> None:
@@ -176,38 +154,32 @@ class ScriptedEngine:
             self._running.pop(key, None)
 
     def step(self) -> Step:
-        """Give every running row its next token."""
+        """Give every running row its next token, if it is time for it."""
         now = self._clock()
         step = Step(outputs=[])
         self._expire(now, step)
         self._admit(now, step)
-        step.rows = len(self._running)
         for key, row in list(self._running.items()):
-            script = row.script
-            if row.done < len(script.texts):
-                logprobs: list[float | None] = [0.0] if script.logprobs else []
-                tokens = Tokens(0, [row.done], [script.texts[row.done]], logprobs)
-                step.outputs.append(Output(key, tokens))
-                step.generated_tokens += 1
-                row.done += 1
-                row.first_at = row.first_at or self._clock()
-            if row.done >= len(script.texts):
-                del self._running[key]
-                step.outputs.append(Output(key, self._finished(row, "done")))
+            if row.due_at <= now:
+                step.rows += 1
+                self._advance(key, row, now, step)
         return step
 
     def due_in(self) -> float | None:
         """Seconds until `step` has something to do."""
-        if self._running:
+        now = self._clock()
+        waiting, running = self._waiting.values(), self._running.values()
+        if any(row.due_at <= now for row in running):
             return 0.0
-        if not self._waiting:
-            return None
-        if len(self._waiting) >= self._info.max_batch_size:
-            return 0.0
-        rows = self._waiting.values()
-        due = min(row.arrival.accepted_at for row in rows) + self._max_delay_s
-        due = min(due, *(row.arrival.deadline_at for row in rows))
-        return max(0.0, due - self._clock())
+        times = [row.arrival.deadline_at for row in (*waiting, *running)]
+        times += [row.due_at for row in running]
+        if waiting:
+            free = self._info.max_batch_size - len(running)
+            if free > 0 and (running or len(waiting) >= free):
+                return 0.0
+            if not running:
+                times.append(min(row.arrival.accepted_at for row in waiting) + self._max_delay_s)
+        return max(0.0, min(times) - now) if times else None
 
     def room(self) -> Room:
         """What could be added now."""
@@ -225,7 +197,32 @@ class ScriptedEngine:
             for key, row in list(rows.items()):
                 if row.arrival.deadline_at <= now:
                     del rows[key]
-                    step.outputs.append(Output(key, self._finished(row, "expired")))
+                    late = DeadlineExceeded("the deadline passed before the answer was complete")
+                    step.outputs.append(Output(key, self._finished(row, "expired", late)))
+
+    def _advance(self, key: Key, row: _Row, now: float, step: Step) -> None:
+        script, done = row.script, len(row.texts)
+        for fault in script.faults:
+            if fault.is_due(done, epoch=key[1]):
+                fault.strike()
+                error = _failure(fault)
+                if error is not None:
+                    del self._running[key]
+                    step.outputs.append(Output(key, self._finished(row, "failed", error)))
+                    return
+        if done < len(script.texts):
+            text = script.texts[done]
+            if script.is_signed:
+                text += f"~{key[1]}.{os.getpid()}"
+            row.texts.append(text)
+            logprobs: list[float | None] = [0.0] if script.logprobs else []
+            step.outputs.append(Output(key, Tokens(0, [done], [text], logprobs)))
+            step.generated_tokens += 1
+            row.first_at = row.first_at or self._clock()
+            row.due_at = now + script.tick_s
+        if len(row.texts) >= len(script.texts):
+            del self._running[key]
+            step.outputs.append(Output(key, self._finished(row, "done")))
 
     def _admit(self, now: float, step: Step) -> None:
         free = self._info.max_batch_size - len(self._running)
@@ -237,7 +234,7 @@ class ScriptedEngine:
             return
         for key in list(self._waiting)[:free]:
             row = self._running[key] = self._waiting.pop(key)
-            row.started_at = now
+            row.started_at = row.due_at = now
             step.prompt_tokens += len(row.script.words)
             if row.script.prompt_logprobs:
                 count = len(row.script.words)
@@ -248,25 +245,30 @@ class ScriptedEngine:
                 )
                 step.outputs.append(Output(key, row.prefill))
 
-    def _finished(self, row: _Row, state: Literal["done", "expired"]) -> Finished:
-        script, now = row.script, self._clock()
+    def _finished(
+        self,
+        row: _Row,
+        state: Literal["done", "failed", "expired"],
+        error: StreamfleetError | None = None,
+    ) -> Finished:
+        script, now, done = row.script, self._clock(), len(row.texts)
         started = row.started_at or now
         first = row.first_at or now
-        expired = state == "expired"
+        reasons: dict[str, FinishReason] = {"done": script.reason, "failed": "error", "expired": "expired"}
         choice = Choice(
-            text="".join(script.texts[: row.done]),
-            token_ids=tuple(range(row.done)),
-            logprobs=(0.0,) * row.done if script.logprobs else (),
-            finish_reason="expired" if expired else script.reason,
-            last_token_id=row.done - 1 if row.done else None,
+            text="".join(row.texts),
+            token_ids=tuple(range(done)),
+            logprobs=(0.0,) * done if script.logprobs else (),
+            finish_reason=reasons[state],
+            last_token_id=done - 1 if done else None,
         )
         return Finished(
-            state="expired" if expired else "done",
+            state=state,
             choices=(choice,),
             prefill=row.prefill,
             usage=Usage(
                 prompt_tokens=len(script.words) if row.started_at else 0,
-                completion_tokens=row.done,
+                completion_tokens=done,
             ),
             seed=script.seed,
             timing=Timing(
@@ -274,5 +276,13 @@ class ScriptedEngine:
                 prefill_ms=max(0.0, (first - started) * 1000),
                 decode_ms=max(0.0, (now - first) * 1000),
             ),
-            error=DeadlineExceeded("the deadline passed before the answer was complete") if expired else None,
+            error=error,
         )
+
+
+def _failure(fault: Fault) -> GenerationFailed | None:
+    if fault.kind == "RAISE":
+        return GenerationFailed("told to fail")
+    if fault.kind == "RETRY":
+        return GenerationFailed("told to fail, for now", retryable=True)
+    return None

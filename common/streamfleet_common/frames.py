@@ -8,15 +8,17 @@ or from the record.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from typing import NamedTuple
 
 from streamfleet_common import codec
 from streamfleet_common.errors import Undecodable
-from streamfleet_common.schemas import End, Event, Start
+from streamfleet_common.schemas import Event
+
+_HEAD = re.compile(rb"(\d+)-(\d+)(?:,(\d+),(\d+),(\d+),(\d+))? ")
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
+class Frame(NamedTuple):
     """One event and its place; epochs and, within one, `seq` count from 1 (a `start` has seq 0)."""
 
     epoch: int
@@ -42,15 +44,13 @@ class Frame:
         Raises:
             Undecodable: no frame.
         """
-        head, space, body = data.partition(b" ")
-        place, *times = head.split(b",")
-        epoch, _, seq = place.partition(b"-")
+        head = _HEAD.match(data)
         try:
-            # `int` alone would take signs, blanks and underscores too.
-            numbers = (epoch, seq, *times)
-            if not space or len(times) not in (0, 4) or not all(number.isdigit() for number in numbers):
+            if head is None:
                 raise ValueError
-            return cls(int(epoch), int(seq), body, tuple(int(number) for number in times))
+            epoch, seq, *times = head.groups()
+            # More digits than Python's limit are a ValueError as well.
+            return cls(int(epoch), int(seq), data[head.end() :], tuple(map(int, times)) if times[0] else ())
         except ValueError:
             raise Undecodable("not a frame: want `epoch-seq`, a space and an event") from None
 
@@ -60,19 +60,4 @@ class Frame:
         Raises:
             Undecodable, InvalidRequest: the body is no event.
         """
-        event = codec.decode_event(self.body)
-        if not self.times:
-            return event
-        queued, started, now, attempts = self.times
-        if isinstance(event, End):
-            return event.model_copy(
-                update={
-                    "queued_at_ms": queued,
-                    "started_at_ms": started,
-                    "ended_at_ms": now,
-                    "attempt": attempts,
-                }
-            )
-        if isinstance(event, Start):
-            return event.model_copy(update={"queued_at_ms": queued, "started_at_ms": started})
-        return event
+        return codec.decode_event(self.body, times=self.times)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import struct
 from collections.abc import Callable
 from typing import Any
@@ -26,6 +27,7 @@ from streamfleet_common.schemas import (
     GenerateRequest,
     Prefill,
     Restart,
+    Retry,
     Sampling,
     Start,
     Timing,
@@ -174,6 +176,145 @@ def test_any_valid_request_comes_back(prompt: str, stop_token_ids: list[int], te
         )
     )
     assert codec.decode_envelope(codec.encode(envelope)) == envelope
+
+
+# --- against pydantic's own way to leave defaults out
+
+
+def _messages(kind: type[Message], **fields: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    """Messages of which any fields are given; one that is not keeps its default, if it has any."""
+    required = {name: some for name, some in fields.items() if kind.model_fields[name].is_required()}
+    optional = {name: some for name, some in fields.items() if name not in required}
+    return st.fixed_dictionaries(required, optional=optional).map(lambda values: kind(**values))
+
+
+COUNTS = st.integers(0, 3)
+MILLISECONDS = st.sampled_from([0.0, -0.0, 0.5])
+TEXTS = st.sampled_from(["", "a", "\u00e9 b"])
+IDS = st.lists(st.integers(0, 3), max_size=3).map(tuple)
+LOGPROBS = st.lists(st.none() | st.floats(-5, 0), max_size=2).map(tuple)
+SAMPLINGS = _messages(Sampling, temperature=MILLISECONDS, top_k=COUNTS, seed=st.none() | COUNTS)
+PROMPTS = st.one_of(
+    st.fixed_dictionaries({"prompt": st.sampled_from(["a", "b"])}),
+    st.fixed_dictionaries({"prompt_token_ids": st.just((1, 2))}),
+    st.fixed_dictionaries(
+        {
+            "messages": st.lists(
+                _messages(ChatMessage, role=st.sampled_from(["user", "system"]), content=TEXTS), min_size=1
+            ).map(tuple)
+        }
+    ),
+)
+REQUESTS = st.tuples(
+    PROMPTS,
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "model": st.none() | TEXTS,
+            "max_tokens": st.sampled_from([1, 128]),
+            "sampling": SAMPLINGS,
+            "stop": st.sampled_from([(), ("a",)]),
+            "stop_token_ids": IDS,
+            "logprobs": st.booleans(),
+        },
+    ),
+).map(lambda parts: GenerateRequest(**parts[0], **parts[1]))
+ENVELOPES = _messages(
+    Envelope,
+    rid=st.just(RID),
+    tenant=st.sampled_from(["default", "a"]),
+    lane=st.sampled_from(["normal", "high"]),
+    stream=st.booleans(),
+    deadline_ms=st.sampled_from([1, 600_000]),
+    retry=_messages(Retry, attempts=st.none() | st.just(1), backoff_ms=COUNTS),
+    idempotency_key=st.none() | st.just("k"),
+    request=REQUESTS,
+)
+PREFILLS = _messages(Prefill, token_ids=IDS, texts=st.just(()), logprobs=LOGPROBS)
+ENDS = _messages(
+    End,
+    state=st.sampled_from(["done", "failed"]),
+    choices=st.lists(
+        _messages(
+            Choice,
+            index=COUNTS,
+            text=TEXTS,
+            token_ids=IDS,
+            logprobs=LOGPROBS,
+            finish_reason=st.just("eos"),
+            last_token_id=st.none() | COUNTS,
+        ),
+        max_size=2,
+    ).map(tuple),
+    prefill=st.none() | PREFILLS,
+    error=st.none()
+    | _messages(
+        Failure,
+        code=TEXTS,
+        message=TEXTS,
+        details=st.dictionaries(TEXTS, st.none() | st.booleans() | COUNTS | st.lists(TEXTS), max_size=2),
+    ),
+    usage=_messages(Usage, prompt_tokens=COUNTS, completion_tokens=COUNTS),
+    timing=_messages(Timing, wait_ms=MILLISECONDS, decode_ms=MILLISECONDS),
+    seed=st.none() | COUNTS,
+    worker=TEXTS,
+    attempt=COUNTS,
+    of=COUNTS,
+)
+OTHERS = (
+    PREFILLS
+    | _messages(Start, worker=TEXTS, model=TEXTS, queued_at_ms=COUNTS)
+    | _messages(Delta, index=COUNTS, token_ids=IDS, texts=st.just(()), logprobs=LOGPROBS)
+    | _messages(Restart, reason=TEXTS)
+    | _messages(
+        Card,
+        worker=TEXTS,
+        queue=st.just("q"),
+        model=TEXTS,
+        device=TEXTS,
+        tasks=st.sampled_from([("generate",), ("a", "b")]),
+        limits=_messages(
+            Limits,
+            max_batch_size=st.just(1),
+            max_seq_len=st.just(2),
+            max_queue_depth=st.just(3),
+            max_request_bytes=st.just(4),
+            vocab_size=COUNTS,
+        ),
+    )
+)
+
+
+def by_pydantic(message: Message) -> dict[str, Any]:
+    fields: dict[str, Any] = message.model_dump(exclude_defaults=True)
+    if isinstance(message, Envelope):
+        fields = {"rid": message.rid, **message.model_dump(exclude_defaults=True, exclude={"rid"})}
+        fields["request"]["kind"] = "generate"
+    for name in ("type", "kind"):
+        if name in type(message).model_fields:
+            fields[name] = getattr(message, name)
+    return {"v": 1, **fields}
+
+
+@settings(max_examples=400, deadline=None)
+@given(ENVELOPES | ENDS | OTHERS)
+def test_defaults_are_left_out_as_pydantic_would(message: Any) -> None:
+    assert codec.encode(message) == msgpack.packb(by_pydantic(message))
+
+
+@settings(max_examples=200, deadline=None)
+@given(ENVELOPES)
+def test_a_submission_has_the_bytes_of_its_envelope_and_the_digest_of_its_request(envelope: Envelope) -> None:
+    payload, digest = codec.encode_envelope(envelope)
+    assert payload == codec.encode(envelope)
+    request = msgpack.packb(by_pydantic(envelope)["request"])
+    assert digest == hashlib.sha256(request).hexdigest()[:32]
+
+
+def test_the_request_is_the_last_field_of_an_envelope_and_the_fields_are_few() -> None:
+    # The encoder puts the request's bytes behind a map whose header counts up to 15 in one byte.
+    assert list(Envelope.model_fields)[-1] == "request"
+    assert len(Envelope.model_fields) + len(["v"]) <= 15
 
 
 # --- versions
@@ -338,6 +479,12 @@ def test_depth_is_counted_from_the_message() -> None:
     deepest["details"] = {"x": [value]}
     with pytest.raises(Undecodable, match="deeper than 16"):
         codec.decode_event(packed(type="end", state="failed", error=deepest))
+
+
+def test_the_depth_of_values_that_hold_no_list_is_not_mistaken() -> None:
+    # Bytes of text and numbers that would begin a list elsewhere: many of them, and yet no depth.
+    delta = Delta(token_ids=tuple(range(0x80, 0xF0)), texts=("\u0454" * 100,))
+    assert codec.decode_event(codec.encode(delta)) == delta
 
 
 def test_five_megabytes_of_empty_maps_are_not_even_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:

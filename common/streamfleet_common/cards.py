@@ -16,6 +16,8 @@ class Limits(Message):
     max_seq_len: int = Field(ge=1)
     """Prompt and answer together."""
     max_queue_depth: int = Field(ge=1)
+    max_queue_tokens: int = Field(default=0, ge=0)
+    """Of all accepted and unfinished requests of the queue together; 0: no limit."""
     max_request_bytes: int = Field(ge=1)
     vocab_size: int = Field(default=0, ge=0)
     """Token ids must be below it; 0 if the worker knows no tokens."""

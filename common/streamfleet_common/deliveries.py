@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from streamfleet_common.schemas import End, Lane
+from streamfleet_common.keys import LETTERS, Stream
+from streamfleet_common.schemas import End
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,8 +15,13 @@ class Entry:
 
     rid: str
     eid: str
-    lane: Lane
+    stream: Stream
     payload: bytes
+
+    @property
+    def place(self) -> str:
+        """Where it lies, as records say it."""
+        return LETTERS[self.stream] + self.eid
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +44,7 @@ class Delivery:
     @property
     def fence(self) -> str:
         """What the record must say for this worker's writes to count."""
-        return f"|{self.epoch}|{self.entry.eid}|{self.owner}|"
+        return f"|{self.epoch}|{self.entry.place}|{self.owner}|"
 
 
 NotStarted = Literal["gone", "lost", "expired", "stray"]
@@ -56,7 +62,42 @@ class Emission:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The end of a running request."""
+    """The end of a running request; `retry` tries it again instead, if it may be."""
 
     delivery: Delivery
     end: End
+    retry: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What a look for work brought."""
+
+    started: list[tuple[Entry, Delivery | NotStarted]]
+    make_room: bool
+    """A suspect waits to run alone: take nothing more until nothing runs, then look again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Renewal:
+    """Whose leases were kept."""
+
+    ours: list[bool]
+    """In the order asked; False is lost: somebody else runs the request, or it has ended."""
+    drain: bool
+    """This worker is asked to drain."""
+
+
+@dataclass(frozen=True, slots=True)
+class Swept:
+    """What a sweep did; counts of requests."""
+
+    expired: int = 0
+    requeued: int = 0
+    failed: int = 0
+    dead: int = 0
+    stray: int = 0
+    grace: bool = False
+    """Nothing was taken from anybody: there was a pause in which nobody could have renewed a lease."""
+    oldest_at_ms: tuple[int, ...] = (0, 0, 0)
+    """When the oldest request that waits was accepted, by lane (high, normal, bulk); 0 if none waits."""

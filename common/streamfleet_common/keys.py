@@ -6,7 +6,22 @@ the scripts may touch them together.
 
 from __future__ import annotations
 
-from streamfleet_common.schemas import Lane
+from typing import Literal
+
+Stream = Literal["high", "normal", "bulk", "high:again", "normal:again", "bulk:again", "solo"]
+"""A stream of work: of a lane, of what came back to it (read first), or of suspects, which run alone."""
+LETTERS: dict[Stream, str] = {
+    "high": "h",
+    "normal": "n",
+    "bulk": "b",
+    "high:again": "H",
+    "normal:again": "N",
+    "bulk:again": "B",
+    "solo": "S",
+}
+"""How a place names its stream."""
+STREAMS: dict[str, Stream] = {letter: stream for stream, letter in LETTERS.items()}
+AGAIN: tuple[Stream, ...] = ("high:again", "normal:again", "bulk:again")
 
 QUEUES = "streamfleet:queues"
 """Hash of all queues: name to the time (server ms) at which a worker last announced itself there."""
@@ -23,13 +38,15 @@ class Keys:
         self.shard = shard
         self.tag = f"{{q:{queue}:{shard}}}"
         self.open = f"{self.tag}:open"
+        self.later = f"{self.tag}:later"
+        self.sweep = f"{self.tag}:sweep"
         self.dead = f"{self.tag}:dead"
         self.workers = f"{self.tag}:workers"
         self.control = f"{self.tag}:control"
 
-    def lane(self, lane: Lane) -> str:
-        """The stream of work that waits in a lane."""
-        return f"{self.tag}:s:{lane}"
+    def stream(self, stream: Stream) -> str:
+        """A stream of work."""
+        return f"{self.tag}:s:{stream}"
 
     def record(self, rid: str) -> str:
         """The state of a request while it is open, its end afterwards."""

@@ -30,10 +30,15 @@ class Record:
     accepted_at_ms: int
     started_at_ms: int
     attempts: int
+    crashes: int
+    """Workers that were lost while they ran it."""
+    solo_losses: int
+    """Those of them that ran nothing else."""
     deadline_at_ms: int
     """0 once it has ended."""
     owner: str
     """The worker that runs it, or ""."""
+    digest: str
     end: Frame | None
     """The frame of its end event, once it has ended."""
 
@@ -48,29 +53,27 @@ class Record:
         fields = head.decode("utf-8", "replace").split("|")
         try:
             if fields[0].startswith("E"):
-                state, epoch, started, attempts, _, _, accepted, _, _, _, tenant, _ = fields
-                return cls(
-                    STATES[state[1:]],
-                    int(epoch),
-                    tenant,
-                    int(accepted),
-                    int(started),
-                    int(attempts),
-                    0,
-                    "",
-                    Frame.parse(frame) if newline else None,
-                )
-            first, epoch, _, owner, started, attempts, _, _, accepted, _, _, _, tenant, _ = fields
+                state, deadline, owner = fields[0][1:], "0", ""
+                _, epoch, started, attempts, crashes, solo, *meta = fields
+            else:
+                state, deadline = fields[0][:1], fields[0][1:]
+                _, epoch, _, owner, started, attempts, crashes, solo, *meta = fields
+            accepted, _, _, _, _, _, tenant, digest = meta
+            ended = fields[0].startswith("E")
             return cls(
-                STATES[first[0]],
-                int(epoch),
-                tenant,
-                int(accepted),
-                int(started),
-                int(attempts),
-                int(first[1:]),
-                owner,
-                None,
+                state=STATES[state],
+                epoch=int(epoch),
+                tenant=tenant,
+                accepted_at_ms=int(accepted),
+                started_at_ms=int(started),
+                attempts=int(attempts),
+                crashes=int(crashes),
+                solo_losses=int(solo),
+                deadline_at_ms=int(deadline),
+                owner=owner,
+                digest=digest,
+                # A request that waits for its next try has its payload behind the line feed.
+                end=Frame.parse(frame) if ended and newline else None,
             )
         except (ValueError, KeyError, IndexError):
             raise Undecodable("not a request's record: was the key written by hand?") from None

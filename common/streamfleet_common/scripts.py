@@ -11,7 +11,23 @@ from typing import Any, Literal
 from redis.asyncio import Redis
 from redis.exceptions import NoScriptError
 
-ScriptName = Literal["submit", "start", "emit", "finish", "cancel", "expire", "announce"]
+ScriptName = Literal[
+    "submit", "start", "renew", "emit", "finish", "cancel", "release", "handback", "sweep", "announce"
+]
+_PARTS: dict[ScriptName, tuple[str, ...]] = {
+    # It stands on its own, since other languages send its very text.
+    "submit": (),
+    "start": ("record", "recovery"),
+    "renew": ("record",),
+    "emit": ("record",),
+    "finish": ("record", "recovery"),
+    "cancel": ("record",),
+    "release": ("record", "recovery"),
+    "handback": ("record", "recovery"),
+    "sweep": ("record", "recovery"),
+    "announce": ("record", "recovery"),
+}
+"""What stands before each script."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +46,7 @@ class Script:
         """
         folder = files("streamfleet_common") / "lua"
         first, _, body = (folder / f"{name}.lua").read_text().partition("\n")
-        if name != "submit":
-            # `submit` stands on its own, since other languages send its very text.
-            body = (folder / "record.lua").read_text() + body
+        body = "".join((folder / f"{part}.lua").read_text() for part in _PARTS[name]) + body
         text = f"{first}\n{body}" if flags else body
         return cls(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
 

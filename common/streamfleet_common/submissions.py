@@ -7,19 +7,24 @@ from typing import Literal
 
 from streamfleet_common import codec
 from streamfleet_common.errors import Undecodable
-from streamfleet_common.schemas import Envelope, State
+from streamfleet_common.schemas import Envelope, Request, State
+
+CHARACTERS_PER_TOKEN = 4
+"""In English prose, for tokenizers of today: what admission by tokens goes by where only text is known."""
 
 
 @dataclass(frozen=True, slots=True)
 class Submission:
     """A request ready to be accepted: its envelope, and the bytes made of it.
 
-    `digest` says whether two submissions of one id ask for the same thing.
+    `digest` says whether two submissions of one id ask for the same thing. `tokens` is what the request may
+    take at most: its answer, and its prompt as far as it can be told without a tokenizer.
     """
 
     envelope: Envelope
     payload: bytes
     digest: str
+    tokens: int
 
     @classmethod
     def of(cls, envelope: Envelope, limit: int = codec.MAX_REQUEST_BYTES) -> Submission:
@@ -35,14 +40,28 @@ class Submission:
                 bytes=len(payload),
                 limit=limit,
             )
-        return cls(envelope, payload, digest)
+        return cls(envelope, payload, digest, _tokens(envelope.request))
 
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
-    """What became of a submission. `depth` is the queue's depth after it, `limit` set when it is full."""
+    """What became of a submission. `depth` is the queue's depth after it.
+
+    The rest is set when the queue is "full": its limit, why it takes no more, and when to try again.
+    """
 
     outcome: Literal["accepted", "duplicate", "conflict", "full"]
     state: State = "queued"
     depth: int = 0
     limit: int = 0
+    reason: Literal["", "requests", "tokens", "paused", "memory"] = ""
+    retry_after_s: float = 0.0
+
+
+def _tokens(request: Request) -> int:
+    if request.prompt_token_ids is not None:
+        prompt = len(request.prompt_token_ids)
+    else:
+        characters = len(request.prompt or "") + sum(len(turn.content) for turn in request.messages or ())
+        prompt = -(-characters // CHARACTERS_PER_TOKEN)
+    return prompt + request.max_tokens

@@ -11,7 +11,7 @@
 `streamfleet_producer.blocking` has the same for programs without an event loop.
 """
 
-from streamfleet_common.broker import Depth
+from streamfleet_common.depth import Depth
 from streamfleet_common.cards import Card, Limits
 from streamfleet_common.errors import (
     BrokerUnavailable,

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Literal, Self, Unpack, overload
 
 from streamfleet_common import codec
-from streamfleet_common.broker import Depth
+from streamfleet_common.depth import Depth
 from streamfleet_common.cards import Card
 from streamfleet_common.connections import Connections
 from streamfleet_common.errors import StreamfleetError

@@ -12,7 +12,9 @@ import pytest
 from broker_parts import DONE, START, begin, delta, emission, finish, submission, take_all
 from eventually import eventually
 from streamfleet_common import codec
-from streamfleet_common.broker import EXPIRE_AT_ONCE, MAX_QUEUE_DEPTH, Broker, Depth
+from streamfleet_common.broker import Broker
+from streamfleet_common.depth import MAX_QUEUE_DEPTH, Depth
+from streamfleet_common.housekeeping import AT_ONCE
 from streamfleet_common.calls import BATCH, BATCH_BYTES
 from streamfleet_common.cards import Card, Limits
 from streamfleet_common.connections import Connections
@@ -883,7 +885,7 @@ async def test_expire_takes_what_is_due(broker: Broker, raw: Any) -> None:
 
 
 async def test_expire_takes_all_a_bite_at_a_time(broker: Broker, raw: Any) -> None:
-    count = 2 * EXPIRE_AT_ONCE + 1
+    count = 2 * AT_ONCE + 1
     await broker.submit([submission(deadline_ms=1) for _ in range(count)])
     latest = raw.zrange(f"{T}:open", -1, -1, withscores=True)[0][1]
     await eventually(lambda: now_ms(raw) > latest)

@@ -10,7 +10,8 @@ from fakeredis import FakeAsyncRedis, FakeServer
 from broker_parts import DONE, START, Recorder, begin, delta, emission, finish, submission, take_all
 from eventually import eventually
 from streamfleet_common import codec
-from streamfleet_common.broker import Broker, Depth
+from streamfleet_common.broker import Broker
+from streamfleet_common.depth import Depth
 from streamfleet_common.cards import Card, Limits
 from streamfleet_common.connections import Connections
 from streamfleet_common.deliveries import Delivery

@@ -13,7 +13,8 @@ from broker_parts import START, begin, emission, finish, submission, take_all
 from eventually import eventually
 from lossy_proxy import LossyProxy
 from streamfleet_common import calls
-from streamfleet_common.broker import Broker, Depth
+from streamfleet_common.broker import Broker
+from streamfleet_common.depth import Depth
 from streamfleet_common.calls import ATTEMPTS
 from streamfleet_common.cards import Card, Limits
 from streamfleet_common.connections import Connections

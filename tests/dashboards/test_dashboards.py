@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from streamfleet_common.broker import Depth
+from streamfleet_common.depth import Depth
 from streamfleet_worker.engine.base import EngineInfo
 from streamfleet_worker.metrics import Metrics, QueueDepth
 

@@ -17,7 +17,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from eventually import eventually
 from gated_engine import GatedEngine
 from hired import Hired, ends, submit
-from streamfleet_common.broker import Broker, Depth
+from streamfleet_common.broker import Broker
+from streamfleet_common.depth import Depth
 from streamfleet_common.deliveries import Delivery, Entry, NotStarted
 from streamfleet_common.embedded import EmbeddedBroker
 from streamfleet_common.schemas import Choice, End, Failure, Timing, Usage

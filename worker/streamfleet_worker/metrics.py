@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from streamfleet_common.broker import Depth
+from streamfleet_common.depth import Depth
 from streamfleet_common.deliveries import Delivery, NotStarted
 from streamfleet_common.schemas import End
 from streamfleet_worker.engine.base import EngineInfo

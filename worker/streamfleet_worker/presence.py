@@ -8,7 +8,8 @@ import random
 from collections.abc import Awaitable, Callable
 
 from streamfleet_common import codec
-from streamfleet_common.broker import CARD_LIFE_MS, Broker
+from streamfleet_common.broker import Broker
+from streamfleet_common.housekeeping import CARD_LIFE_MS
 from streamfleet_common.cards import Card, Limits
 from streamfleet_common.errors import BrokerUnavailable
 from streamfleet_worker.engine.base import EngineInfo

@@ -12,7 +12,8 @@ from typing import Any
 
 import structlog
 
-from streamfleet_common.broker import Broker, Depth
+from streamfleet_common.broker import Broker
+from streamfleet_common.depth import Depth
 from streamfleet_common.connections import BLOCK_MS
 from streamfleet_common.errors import BrokerUnavailable, GenerationFailed, ModelLoadFailed, StreamfleetError
 from streamfleet_common.schemas import End, Start

@@ -1,6 +1,6 @@
 #!lua flags=allow-oom
 -- Publish and log events of running requests, if the caller still owns them.
--- ARGV: rid, fence (`|epoch|entry id|owner|`), tenant, id (`epoch-seq`), event for each. Without an event the
+-- ARGV: rid, fence (`|epoch|place|owner|`), tenant, id (`epoch-seq`), event for each. Without an event the
 -- fence alone is checked. Replies ok or fenced for each; an event that the log already has is ok.
 local rids = {}
 for at = 1, #ARGV, 5 do rids[#rids + 1] = ARGV[at] end

@@ -1,8 +1,9 @@
 #!lua flags=allow-oom
 -- End running requests, if the caller still owns them.
--- ARGV: rid, fence, state letter, end event for each.
--- Replies one array a request: ok | already and the state letter | fenced | gone (no record). A repetition of
--- the call that wrote the end is ok again.
+-- ARGV: rid, fence, state letter, end event for each. The letter T ("try again") puts the request back, if it
+-- may be tried again, and fails it otherwise.
+-- Replies one array a request: ok | again | already and the state letter | fenced | gone (no record). A
+-- repetition of the call that wrote the end is ok again.
 local rids = {}
 for at = 1, #ARGV, 4 do rids[#rids + 1] = ARGV[at] end
 local now = clock()
@@ -12,6 +13,7 @@ local replies = {}
 -- Whether this very call has written the end that stands: same state, epoch and event.
 local function repeated(record, fence, letter, event)
   local epoch = tonumber(match(fence, '^|(%d+)|'))
+  if letter == 'T' then letter = 'F' end
   return epoch and sub(record, 2, 2) == letter and tonumber(match(record, '^E%u|(%d+)|')) == epoch + 1
     and sub(record, -#event - 1) == ' ' .. event
 end
@@ -28,12 +30,20 @@ for i, rid in ipairs(rids) do
       replies[i] = {'already', sub(record, 2, 2)}
     end
   elseif sub(record, 1, 1) == 'R' and sub(record, 15, 14 + #fence) == fence then
-    terminal(rid, record, ARGV[at + 2], ARGV[at + 3], now)
+    local letter, outcome = ARGV[at + 2], 'ended'
+    if letter == 'T' then
+      letter = 'F'
+      local crashes, solo = match(record, '^[^|]*|[^|]*|[^|]*|[^|]*|[^|]*|[^|]*|(%d+)|(%d+)|')
+      outcome = again(rid, record, crashes, solo, FAILURES, true, ARGV[at + 3], now)
+      if outcome == 'unfound' then terminal(rid, record, 'F', ARGV[at + 3], now) end
+    else
+      terminal(rid, record, letter, ARGV[at + 3], now)
+    end
+    replies[i] = {outcome == 'again' and 'again' or 'ok'}
     -- The same request twice in one batch must not end twice.
     for j = i + 1, #rids do
-      if rids[j] == rid then known[j] = 'E' .. ARGV[at + 2] end
+      if rids[j] == rid then known[j] = outcome == 'again' and 'Q' or 'E' .. letter end
     end
-    replies[i] = {'ok'}
   else
     replies[i] = {'fenced'}
   end

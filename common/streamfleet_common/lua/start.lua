@@ -1,54 +1,118 @@
 #!lua flags=allow-oom
--- Begin deliveries that this owner has read.
--- ARGV: owner, start event, end event of an expired request, then rid, entry id, lane for each.
--- Replies one array a delivery: ok, epoch, now, accepted, deadline, attempts, crashes |
--- gone (ended, or superseded by a newer entry) | lost (another owner runs it) | expired | stray (dead letter).
-local owner, start_event, expired_event = ARGV[1], ARGV[2], ARGV[3]
+-- Begin deliveries: those that this owner has read, then, without waiting, up to `count` new ones.
+-- ARGV: owner, start event, end event of an expired request, count, the letters of the streams to look into in
+-- this order, then rid and place for each that was read.
+-- Replies whether the caller should make room (0 or 1: a suspect waits to run alone, and this owner is to take
+-- it), then one array a delivery: place, rid, payload (false, false, false for one that the caller has read),
+-- and ok, epoch, now, accepted, deadline, attempts, crashes | gone (ended, or superseded by a newer entry) |
+-- lost (another owner runs it) | expired | stray (dead letter).
+local owner, start_event, expired_event, count, letters = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), ARGV[5]
+local SUSPECT_MS = 30000 -- how long one owner is waited for to take a suspect, before another is asked
 local now = clock()
-local rids = {}
-for at = 4, #ARGV, 3 do rids[#rids + 1] = ARGV[at] end
-local known = records(rids)
-local replies, writes, drop, seen = {}, {}, {}, {}
+local rids, places, payloads = {}, {}, {}
+for at = 6, #ARGV, 2 do
+  rids[#rids + 1] = ARGV[at]
+  places[#places + 1] = ARGV[at + 1]
+end
+local replies = {0}
 
-for i, rid in ipairs(rids) do
-  local eid, lane = ARGV[3 * i + 2], ARGV[3 * i + 3]
-  local record = known[i]
-  -- The same entry twice in one batch gets one answer.
-  local place = lane .. ' ' .. eid .. ' ' .. rid
-  local earlier = seen[place]
-  seen[place] = earlier or i
-  local function gone()
-    drop[lane] = drop[lane] or {}
-    table.insert(drop[lane], eid)
+local function new_entries(letter, most)
+  local key = T .. STREAMS[letter]
+  local found = redis.pcall('XREADGROUP', 'GROUP', 'w', owner, 'COUNT', most, 'STREAMS', key, '>')
+  if type(found) == 'table' and found.err and sub(found.err, 1, 7) == 'NOGROUP' then
+    -- Flushed, or never used. From the first entry on, so that nothing that came earlier is missed.
+    redis.pcall('XGROUP', 'CREATE', key, 'w', '0', 'MKSTREAM')
+    found = redis.pcall('XREADGROUP', 'GROUP', 'w', owner, 'COUNT', most, 'STREAMS', key, '>')
   end
-  if earlier then
-    replies[i] = replies[earlier]
-  elseif not record then
-    call('XACK', T .. ':s:' .. lane, 'w', eid)
-    -- A repetition of this call must not bury it twice.
-    if call('XDEL', T .. ':s:' .. lane, eid) == 1 then
-      call('XADD', T .. ':dead', 'MAXLEN', '~', 10000, '*', 'rid', rid, 'why', 'no record of this request',
-        'lane', lane, 'entry', eid)
+  return found
+end
+
+if count > 0 then
+  wake(now, count)
+  local suspects = redis.pcall('XLEN', T .. STREAMS.S)
+  if type(suspects) == 'number' and suspects > 0 and not string.find(letters, 'S') then
+    local summary = redis.pcall('XPENDING', T .. STREAMS.S, 'w')
+    if suspects > (summary.err and 0 or summary[1]) then
+      local asked, until_ = match(call('HGET', T .. ':sweep', 'suspect') or '|0', '^(.*)|(%d+)$')
+      if asked == owner or tonumber(until_) < tonumber(now) then
+        call('HSET', T .. ':sweep', 'suspect', owner .. '|' .. string.format('%.0f', now + SUSPECT_MS))
+        replies[1] = 1
+        count = 0
+      end
     end
-    replies[i] = {'stray'}
+  end
+end
+local failure
+for at = 1, #letters do
+  if count <= 0 then break end
+  local letter = sub(letters, at, at)
+  local found = new_entries(letter, letter == 'S' and 1 or count)
+  if found and found.err then
+    failure = failure or found
+  elseif found then
+    for _, entry in ipairs(found[1][2]) do
+      local values = entry[2] or {}
+      local rid, payload = '', ''
+      for i = 1, #values, 2 do
+        if values[i] == 'r' then rid = values[i + 1] elseif values[i] == 'p' then payload = values[i + 1] end
+      end
+      rids[#rids + 1] = rid
+      places[#places + 1] = letter .. entry[1]
+      payloads[#rids] = payload
+      count = count - 1
+    end
+    if letter == 'S' then
+      call('HDEL', T .. ':sweep', 'suspect')
+      break -- a suspect runs alone
+    end
+  end
+end
+if #rids == 0 then
+  settle()
+  return failure or replies
+end
+
+local known = records(rids)
+local writes, drop, seen = {}, {}, {}
+for i, rid in ipairs(rids) do
+  local place, record = places[i], known[i]
+  local reply = payloads[i] and {place, rid, payloads[i]} or {false, false, false}
+  local function say(...)
+    for _, value in ipairs({...}) do reply[#reply + 1] = value end
+  end
+  local letter, eid = sub(place, 1, 1), sub(place, 2)
+  -- The same entry twice in one batch gets one answer.
+  local name = place .. ' ' .. rid
+  local earlier = seen[name]
+  seen[name] = earlier or i
+  if earlier then
+    reply = replies[earlier + 1]
+  elseif not record then
+    call('XACK', T .. STREAMS[letter], 'w', eid)
+    -- A repetition of this call must not bury it twice.
+    if call('XDEL', T .. STREAMS[letter], eid) == 1 then
+      bury(rid, 'no record of this request', {'stream', sub(STREAMS[letter], 4), 'entry', eid})
+    end
+    say('stray')
   else
-    local deadline, epoch, its_eid, its_owner, started, attempts, crashes, solo, meta = open_fields(record)
-    if not deadline or its_eid ~= eid then
-      gone()
-      replies[i] = {'gone'}
+    local deadline, epoch, its_place, its_owner, started, attempts, crashes, solo, meta = open_fields(record)
+    if not deadline or its_place ~= place then
+      drop[letter] = drop[letter] or {}
+      table.insert(drop[letter], eid)
+      say('gone')
     elseif its_owner ~= '' and its_owner ~= owner then
-      replies[i] = {'lost'}
+      say('lost')
     elseif tonumber(deadline) <= tonumber(now) then
       terminal(rid, record, 'X', expired_event, now)
-      replies[i] = {'expired'}
+      say('expired')
     else
-      local accepted, _, stream, ttl, tenant = meta_fields(meta)
+      local accepted, _, stream, ttl, _, tenant = meta_fields(meta)
       if its_owner == '' then
         epoch = string.format('%.0f', epoch + 1)
         attempts = string.format('%.0f', attempts + 1)
         started = now
         writes[#writes + 1] = T .. ':r:' .. rid
-        writes[#writes + 1] = 'R' .. deadline .. '|' .. epoch .. '|' .. eid .. '|' .. owner .. '|' .. started
+        writes[#writes + 1] = 'R' .. deadline .. '|' .. epoch .. '|' .. place .. '|' .. owner .. '|' .. started
           .. '|' .. attempts .. '|' .. crashes .. '|' .. solo .. '|' .. meta
         if stream == 's' then
           local head = epoch .. '-0,' .. accepted .. ',' .. started .. ',' .. now .. ',' .. attempts
@@ -57,12 +121,13 @@ for i, rid in ipairs(rids) do
           publish(tenant, rid, head, start_event)
         end
       end -- else the same owner asks again after a lost reply, and gets the same epoch
-      replies[i] = {'ok', tonumber(epoch), tonumber(now), tonumber(accepted), tonumber(deadline),
-        tonumber(attempts), tonumber(crashes)}
+      say('ok', tonumber(epoch), tonumber(now), tonumber(accepted), tonumber(deadline), tonumber(attempts),
+        tonumber(crashes))
     end
   end
+  replies[i + 1] = reply
 end
 if #writes > 0 then call('MSET', unpack(writes)) end
-for lane, eids in pairs(drop) do discard(lane, eids) end
+for letter, eids in pairs(drop) do discard(letter, eids) end
 settle()
 return replies

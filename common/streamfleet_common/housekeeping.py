@@ -1,0 +1,118 @@
+"""The steps that keep the house: sweeps, what a lost worker held, and the cards of the living."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from streamfleet_common import codec
+from streamfleet_common.cards import Card
+from streamfleet_common.deliveries import Swept
+from streamfleet_common.errors import BrokerUnavailable
+from streamfleet_common.keys import QUEUES
+from streamfleet_common.schemas import End, EndState, Failure
+from streamfleet_common.steps import Steps
+
+CARD_LIFE_MS = 15_000
+LEASE_MS = 15_000
+"""How long a worker may be silent before its requests are given to others, where no worker said otherwise."""
+AT_ONCE = 100
+"""Requests that one call deals with, so that others have their turn at Redis between two calls."""
+
+
+class Housekeeping(Steps):
+    """Sweep, hand back, announce."""
+
+    async def sweep(self, *, lease_ms: int = LEASE_MS) -> Swept:
+        """Do what is due: end overdue requests, and give the work of silent workers to others.
+
+        Everybody may sweep at any time, at odds and without a lock. Nothing is taken from anybody for one
+        lease after nobody has swept for half a lease: then the server itself may have stood still.
+        `lease_ms` counts only where no worker has set one.
+        """
+        total = Swept()
+        while True:
+            args = [lease_ms, AT_ONCE, _OVERDUE, _LOST_PAYLOAD, _LOST_WORKER, _DEAD]
+            expired, requeued, failed, dead, stray, more, grace, *oldest = await self._calls.script(
+                "sweep", args
+            )
+            total = Swept(
+                total.expired + expired,
+                total.requeued + requeued,
+                total.failed + failed,
+                total.dead + dead,
+                total.stray + stray,
+                bool(grace),
+                tuple(oldest),
+            )
+            if not more:
+                return total
+
+    async def hand_back(self, owner: str, *, crashed: bool) -> int:
+        """Give all that a worker held to others, at once; gives how many requests.
+
+        For whoever knows that the worker is gone. `crashed` counts its death against what it ran; a worker
+        that was stopped on purpose is no evidence.
+        """
+        total = 0
+        while True:
+            args = [owner, int(crashed), AT_ONCE, _LOST_PAYLOAD, _LOST_WORKER, _DEAD]
+            taken: int = await self._calls.script("handback", args)
+            total += taken
+            if taken < AT_ONCE:
+                return total
+
+    async def announce(
+        self,
+        card: Card,
+        *,
+        life_ms: int = CARD_LIFE_MS,
+        lease_ms: int = LEASE_MS,
+        keep_payload: bool = False,
+        crowded: bool = False,
+    ) -> None:
+        """Show a worker's card for `life_ms`; 0 takes it down, and forgets the worker's consumers.
+
+        `keep_payload` keeps the requests themselves in dead letters. `crowded` refuses new requests for as
+        long as the card lives: Redis's memory is nearly full.
+        """
+        limits = card.limits
+        args: list[Any] = [card.worker, codec.encode(card), life_ms, limits.max_queue_depth]
+        args += [limits.max_queue_tokens, lease_ms, int(keep_payload), int(crowded)]
+        now = await self._calls.script("announce", args)
+        try:
+            await self._calls.ask(lambda: self._commands.hset(QUEUES, self.keys.queue, str(now)))
+        except BrokerUnavailable as error:
+            # The card itself is shown. A full Redis refuses a plain command, and knows the name since long.
+            if error.details.get("reason") != "out_of_memory":
+                raise
+
+    async def memory_used(self) -> float:
+        """Redis's memory in use, as a share of its `maxmemory`; 0 where it has no limit."""
+        memory: Any = await self._calls.ask(lambda: self._commands.info("memory"))
+        limit = memory.get("maxmemory", 0)
+        return float(memory.get("used_memory", 0)) / limit if limit else 0.0
+
+
+def _end(state: EndState, code: str, message: str, **details: Any) -> bytes:
+    return codec.encode(End(state=state, error=Failure(code=code, message=message, details=details)))
+
+
+_OVERDUE = _end("expired", "deadline_exceeded", "not answered before its deadline")
+_LOST_PAYLOAD = _end(
+    "failed",
+    "generation_failed",
+    "the queue lost this request (its entry was deleted or trimmed by hand): send it again",
+    retryable=True,
+)
+_LOST_WORKER = _end(
+    "failed",
+    "generation_failed",
+    "its worker was lost, and the request may not be begun again: send it again",
+    retryable=True,
+)
+_DEAD = _end(
+    "dead",
+    "generation_failed",
+    "workers die of this request, also when they run nothing else: it is in the dead letters",
+    retryable=False,
+)

@@ -1,0 +1,34 @@
+#!lua flags=allow-oom
+-- Give requests back, whether begun or only read; nothing is counted against them.
+-- ARGV: end event of one that may not be begun again, then rid, place, fence (`|epoch|place|owner|`) for each.
+-- Replies ok or lost for each.
+local now = clock()
+local rids = {}
+for at = 2, #ARGV, 3 do rids[#rids + 1] = ARGV[at] end
+local known = records(rids)
+local replies = {}
+for i, rid in ipairs(rids) do
+  local place, fence, record = ARGV[3 * i], ARGV[3 * i + 1], known[i]
+  local deadline, epoch, its_place, owner, started, attempts, crashes, solo, meta
+  if record then
+    deadline, epoch, its_place, owner, started, attempts, crashes, solo, meta = open_fields(record)
+  end
+  replies[i] = 'lost'
+  if deadline and its_place == place then
+    if owner == '' then
+      local _, payload = entry_fields(sub(place, 1, 1), sub(place, 2))
+      if payload then
+        enqueue(rid, deadline, epoch, place, started, attempts, crashes, solo, meta, payload)
+        replies[i] = 'ok'
+      end
+    elseif sub(record, 15, 14 + #fence) == fence then
+      if again(rid, record, crashes, solo, 0, false, ARGV[1], now) ~= 'unfound' then replies[i] = 'ok' end
+    end
+    -- The same request twice in one batch must not go back twice.
+    for j = i + 1, #rids do
+      if rids[j] == rid then known[j] = false end
+    end
+  end
+end
+settle()
+return replies

@@ -1,0 +1,128 @@
+#!lua flags=allow-oom
+-- Everybody's housekeeping: end what is overdue, take work from owners who fell silent, look for requests
+-- whose entry was lost. No lock: whoever comes first does it.
+-- ARGV: lease in ms (used unless the queue's control hash sets one), how many of each kind at once, then the
+-- end events: overdue, lost payload, not to be tried again, dead.
+-- Replies numbers: overdue, requeued, failed, dead, stray, whether there may be more, grace (1: nothing was
+-- taken, since nobody has swept for too long to tell a silent owner from a silent server), then the time at
+-- which the oldest waiting request of each lane (high, normal, bulk) was accepted, 0 if none waits.
+local lease = tonumber(call('HGET', T .. ':control', 'lease_ms') or ARGV[1])
+local limit = tonumber(ARGV[2])
+local events = {ARGV[4], ARGV[5], ARGV[6]}
+local now = clock()
+local at = tonumber(now)
+local last, grace_until, audited, seen_at, seen_ended, ended_now, cleaned =
+  unpack(call('HMGET', T .. ':sweep', 'last', 'grace_until', 'audited', 'rate_at', 'rate_ended', 'ended', 'cleaned'))
+local notes = {'last', now}
+local counts = {requeued = 0, failed = 0, dead = 0, stray = 0}
+local more = 0
+
+-- A pause of everybody at once ages all leases: give the owners time to come back and renew them.
+if not last or at - last > lease / 2 then
+  grace_until = now + lease
+  notes[#notes + 1] = 'grace_until'
+  notes[#notes + 1] = string.format('%.0f', grace_until)
+end
+call('HSET', T .. ':sweep', unpack(notes))
+notes = {}
+
+-- How fast requests end, for those who ask when there will be room.
+if not seen_at or at - seen_at >= 1000 then
+  local rate = seen_at and (tonumber(ended_now or 0) - seen_ended) * 1000 / (at - seen_at) or 0
+  notes = {'rate_at', now, 'rate_ended', ended_now or 0, 'rate', string.format('%.3f', rate)}
+end
+
+local overdue = call('ZRANGEBYSCORE', T .. ':open', '-inf', now, 'LIMIT', 0, limit)
+if #overdue > 0 then
+  local known = records(overdue)
+  for i, rid in ipairs(overdue) do
+    local record = known[i]
+    if record and sub(record, 1, 1) ~= 'E' then
+      terminal(rid, record, 'X', ARGV[3], now)
+    else
+      ended.rids[#ended.rids + 1] = rid -- no record any more: nothing to tell anybody, but the place is free
+    end
+  end
+  if #overdue == limit then more = 1 end
+end
+wake(now, limit)
+settle()
+ended = {rids = {}, entries = {}, later = {}, tokens = 0}
+
+local grace = at < tonumber(grace_until or 0)
+if not grace then
+  local keep = call('HGET', T .. ':control', 'dead_payload') == '1'
+  for letter in pairs(STREAMS) do
+    local eids = pending(letter, lease, limit)
+    recover(letter, eids, true, events, keep, now, counts)
+    if #eids == limit then more = 1 end
+  end
+end
+
+-- The audit: a slice of the open requests at a time, against what the streams really hold.
+local first = tonumber(audited or 0)
+local slice = call('ZRANGE', T .. ':open', first, first + limit - 1)
+if #slice > 0 and not grace then
+  local known = records(slice)
+  for i, rid in ipairs(slice) do
+    local record = known[i]
+    local deadline, epoch, place, owner, started, attempts, crashes, solo
+    if record then deadline, epoch, place, owner, started, attempts, crashes, solo = open_fields(record) end
+    if not deadline then
+      ended.rids[#ended.rids + 1] = rid
+    elseif place ~= '' and at - match(place, '%d+') > 2000 then
+      local letter, eid = sub(place, 1, 1), sub(place, 2)
+      local card = owner ~= '' and call('HGET', T .. ':workers', owner)
+      -- A live owner has the request in memory, and may still finish it.
+      if not card or tonumber(match(card, '^%d+') or 0) < at then
+        if not entry_fields(letter, eid) then
+          terminal(rid, record, 'F', events[1], now)
+          counts.failed = counts.failed + 1
+        elseif owner ~= '' then
+          -- Acknowledged by hand: the pending lists will never show it again.
+          local found = redis.pcall('XPENDING', T .. STREAMS[letter], 'w', eid, eid, 1)
+          if not found.err and #found == 0 and again(rid, record, crashes, solo, 0, false, events[2], now) then
+            counts.requeued = counts.requeued + 1
+          end
+        end
+      end
+    end
+  end
+end
+settle()
+notes[#notes + 1] = 'audited'
+notes[#notes + 1] = #slice == limit and first + limit or 0
+
+-- Consumers of workers long gone.
+if not cleaned or at - cleaned > 60000 then
+  for letter, name in pairs(STREAMS) do
+    local consumers = redis.pcall('XINFO', 'CONSUMERS', T .. name, 'w')
+    for _, consumer in ipairs(consumers.err and {} or consumers) do
+      local values = {}
+      for i = 1, #consumer, 2 do values[consumer[i]] = consumer[i + 1] end
+      if values.pending == 0 and values.idle > 600000 then
+        redis.pcall('XGROUP', 'DELCONSUMER', T .. name, 'w', values.name)
+      end
+    end
+  end
+  notes[#notes + 1] = 'cleaned'
+  notes[#notes + 1] = now
+end
+
+local oldest = {}
+for i, letter in ipairs({'h', 'n', 'b'}) do
+  oldest[i] = 0
+  local groups = redis.pcall('XINFO', 'GROUPS', T .. STREAMS[letter])
+  for _, group in ipairs(groups.err and {} or groups) do
+    local values = {}
+    for j = 1, #group, 2 do values[group[j]] = group[j + 1] end
+    if values.name == 'w' then
+      local entry = call('XRANGE', T .. STREAMS[letter], '(' .. values['last-delivered-id'], '+', 'COUNT', 1)[1]
+      if entry then oldest[i] = tonumber(match(entry[1], '^%d+')) end
+    end
+  end
+  notes[#notes + 1] = 'oldest:' .. sub(STREAMS[letter], 4)
+  notes[#notes + 1] = string.format('%.0f', oldest[i])
+end
+call('HSET', T .. ':sweep', unpack(notes))
+return {#overdue, counts.requeued, counts.failed, counts.dead, counts.stray, more, grace and 1 or 0, unpack(oldest)}

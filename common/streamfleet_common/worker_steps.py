@@ -1,0 +1,250 @@
+"""The worker's steps of the protocol.
+
+What a worker writes is fenced: a write is refused unless the record still names this worker, this place and
+this epoch.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+from redis import exceptions as redis_errors
+
+from streamfleet_common import codec
+from streamfleet_common.calls import TRANSIENT, batches
+from streamfleet_common.connections import BLOCK_MS
+from streamfleet_common.deliveries import (
+    Delivery,
+    Emission,
+    Entry,
+    Finish,
+    NotStarted,
+    Renewal,
+    Taken,
+)
+from streamfleet_common.errors import InvalidRequest
+from streamfleet_common.keys import GROUP, LETTERS, STREAMS, Stream
+from streamfleet_common.records import LETTERS as STATE_LETTERS
+from streamfleet_common.schemas import End, Failure, Start
+from streamfleet_common.steps import Steps
+
+_OWNER = re.compile(r"[^|\n]{1,200}")
+
+
+class WorkerSteps(Steps):
+    """Read, start, renew, emit, finish, release."""
+
+    async def create_groups(self) -> None:
+        """Make the consumer groups, from the first entry on, so that nothing submitted earlier is missed."""
+        for stream in LETTERS:
+            await self._create_group(stream)
+
+    async def _create_group(self, stream: Stream) -> None:
+        try:
+            await self._commands.xgroup_create(self.keys.stream(stream), GROUP, id="0", mkstream=True)
+        except redis_errors.ResponseError as error:
+            if "BUSYGROUP" not in str(error):
+                raise self._calls.unavailable(error) from error
+        except TRANSIENT as error:
+            raise self._calls.unavailable(error) from error
+
+    async def read(
+        self, owner: str, streams: Sequence[Stream], count: int, *, block_ms: int | None
+    ) -> list[Entry]:
+        """Up to `count` new entries of each of `streams`, in order of acceptance within a stream.
+
+        Waits up to `block_ms`, at most `BLOCK_MS`, for the first; None or 0 does not wait. Never cancel it:
+        what the server has given out by then would be lost until its lease runs out.
+        """
+        if count < 1 or not streams:
+            return []
+        # Redis takes 0 for "for ever", and what comes after the socket's own limit is never seen.
+        block_ms = min(block_ms, BLOCK_MS) if block_ms else None
+        return await self._read(owner, streams, ">", count, block_ms)
+
+    async def given(self, owner: str) -> list[Entry]:
+        """All entries given to this owner that have not ended, whether their reply arrived or not."""
+        return await self._read(owner, tuple(LETTERS), "0", None, None)
+
+    async def _read(
+        self, owner: str, streams: Sequence[Stream], after: str, count: int | None, block_ms: int | None
+    ) -> list[Entry]:
+        _check_owner(owner)
+        wanted: Mapping[Any, Any] = {self.keys.stream(stream): after for stream in streams}
+        try:
+            replies: Any = await self._connections.reader.xreadgroup(
+                GROUP, owner, dict(wanted), count=count, block=block_ms
+            )
+        except redis_errors.ResponseError as error:
+            # The streams vanished (flushed, or deleted by hand): make them again and carry on.
+            if any(word in str(error) for word in ("NOGROUP", "UNBLOCKED", "WRONGTYPE")):
+                await self.create_groups()
+                return []
+            raise self._calls.unavailable(error) from error
+        except (redis_errors.RedisError, OSError) as error:
+            raise self._calls.unavailable(error) from error
+        by_stream: dict[bytes, Any] = dict(replies.items() if isinstance(replies, dict) else replies or [])
+        entries: list[Entry] = []
+        for stream in streams:
+            chunks = by_stream.get(self.keys.stream(stream).encode(), [])
+            # RESP3 wraps the entries of a stream in one more list than RESP2 does.
+            if chunks and isinstance(chunks[0], list):
+                chunks = [entry for chunk in chunks for entry in chunk]
+            for eid, fields in chunks:
+                entries.append(_entry(eid.decode(), fields, stream))
+        return entries
+
+    async def start(self, owner: str, entries: Sequence[Entry], start: Start) -> list[Delivery | NotStarted]:
+        """Begin entries that this owner has read; repeated, it gives the same epochs again.
+
+        Raises:
+            InvalidRequest: an owner whose name no record can hold.
+        """
+        items = [(entry.rid, entry.place) for entry in entries]
+        started: list[Delivery | NotStarted] = []
+        for batch in batches(items):
+            _, *replies = await self._calls.script("start", _start_args(owner, start, 0, (), batch))
+            for reply in replies:
+                started.append(_started(entries[len(started)], owner, reply))
+        return started
+
+    async def take(
+        self,
+        owner: str,
+        start: Start,
+        *,
+        streams: Sequence[Stream],
+        count: int,
+        entries: Sequence[Entry] = (),
+    ) -> Taken:
+        """Begin `entries` that were read, and up to `count` new ones of `streams`, in this order.
+
+        Does not wait. Of suspects ("solo") it takes one, and then nothing else. If the reply is lost, `given`
+        knows what was taken.
+
+        Raises:
+            InvalidRequest: an owner whose name no record can hold.
+        """
+        args = _start_args(owner, start, count, streams, [(entry.rid, entry.place) for entry in entries])
+        make_room, *replies = await self._calls.script("start", args)
+        started: list[tuple[Entry, Delivery | NotStarted]] = []
+        for at, reply in enumerate(replies):
+            if at < len(entries):
+                entry = entries[at]
+            else:
+                place, rid = reply[0].decode(), reply[1].decode("ascii", "replace")
+                entry = Entry(rid, place[1:], STREAMS[place[0]], reply[2])
+            started.append((entry, _started(entry, owner, reply)))
+        return Taken(started, bool(make_room))
+
+    async def renew(self, owner: str, deliveries: Sequence[Delivery]) -> Renewal:
+        """Keep the leases of running requests, over a connection that nothing else can hold up."""
+        items = [(delivery.entry.rid, delivery.fence) for delivery in deliveries]
+        ours: list[bool] = []
+        drain = False
+        for batch in list(batches(items)) or [[]]:
+            drains, *replies = await self._calls.script("renew", [owner, *chain.from_iterable(batch)])
+            drain = drain or bool(drains)
+            ours += [reply == b"ok" for reply in replies]
+        return Renewal(ours, drain)
+
+    async def emit(self, emissions: Sequence[Emission]) -> list[bool]:
+        """Publish and log events. False where the request is no longer this worker's: it must fall silent."""
+        items = [
+            (
+                emission.delivery.entry.rid,
+                emission.delivery.fence,
+                emission.tenant,
+                f"{emission.delivery.epoch}-{emission.seq}",
+                emission.body,
+            )
+            for emission in emissions
+        ]
+        return [reply == b"ok" for reply in await self._calls.script_in_batches("emit", [], items)]
+
+    async def finish(self, finishes: Sequence[Finish]) -> list[bool]:
+        """End requests. False where the end was not this worker's to write, or somebody wrote one before.
+
+        One to be tried again goes back to the queue instead, after its backoff, unless its policy forbids it.
+
+        A repetition after a lost reply is True again. An end over `MAX_RESULT_BYTES`, which no reader would
+        take, is replaced by a failure that says so.
+        """
+        items = []
+        for finish in finishes:
+            delivery, end = finish.delivery, finish.end
+            body = codec.encode(end)
+            if len(body) > codec.MAX_RESULT_BYTES:
+                end = _too_large(end, len(body))
+                body = codec.encode(end)
+            letter = "T" if finish.retry else STATE_LETTERS[end.state]
+            items.append((delivery.entry.rid, delivery.fence, letter, body))
+        replies = await self._calls.script_in_batches("finish", [], items)
+        return [reply[0] in (b"ok", b"again") for reply in replies]
+
+    async def release(self, held: Sequence[Delivery | Entry]) -> list[bool]:
+        """Give back what was begun, or only read; it goes before the newcomers of its lane.
+
+        Nothing is counted against it. One that may not be begun again (its policy says so, or it asked to
+        fail rather than begin its text anew) ends as failed. False where it was not this worker's any more.
+        """
+        body = _failed("its worker stopped before the answer was complete: send it again", retryable=True)
+        items = []
+        for one in held:
+            entry, fence = (one.entry, one.fence) if isinstance(one, Delivery) else (one, "")
+            items.append((entry.rid, entry.place, fence))
+        return [reply == b"ok" for reply in await self._calls.script_in_batches("release", [body], items)]
+
+
+def _check_owner(owner: str) -> None:
+    # It becomes a field of the record, and the record's fields are split at bars.
+    if not _OWNER.fullmatch(owner):
+        raise InvalidRequest(
+            f"{owner[:200]!r} cannot name a worker: take 1 to 200 characters, no line feed and no '|'"
+        )
+
+
+def _start_args(
+    owner: str, start: Start, count: int, streams: Sequence[Stream], items: Sequence[tuple[Any, ...]]
+) -> list[Any]:
+    _check_owner(owner)
+    letters = "".join(LETTERS[stream] for stream in streams)
+    return [owner, codec.encode(start), _EXPIRED, count, letters, *chain.from_iterable(items)]
+
+
+def _started(entry: Entry, owner: str, reply: Sequence[Any]) -> Delivery | NotStarted:
+    outcome = reply[3].decode()
+    return Delivery(entry, owner, *reply[4:]) if outcome == "ok" else outcome
+
+
+def _too_large(end: End, size: int) -> End:
+    error = Failure(
+        code="generation_failed",
+        message=f"the result of {size} bytes is over max_result_bytes ({codec.MAX_RESULT_BYTES}): "
+        "ask for fewer tokens, choices or log-probabilities",
+        details={"retryable": False},
+    )
+    return end.model_copy(
+        update={"state": "failed", "error": error, "choices": (), "prefill": None, "of": 0, "last_seq": 0}
+    )
+
+
+def _entry(eid: str, fields: Mapping[bytes, bytes] | None, stream: Stream) -> Entry:
+    rid = (fields or {}).get(b"r", b"")
+    return Entry(rid.decode("ascii", "replace"), eid, stream, (fields or {}).get(b"p", b""))
+
+
+def _failed(message: str, *, retryable: bool) -> bytes:
+    error = Failure(code="generation_failed", message=message, details={"retryable": retryable})
+    return codec.encode(End(state="failed", error=error))
+
+
+_EXPIRED = codec.encode(
+    End(
+        state="expired",
+        error=Failure(code="deadline_exceeded", message="no worker was free before the deadline"),
+    )
+)

@@ -119,18 +119,15 @@ class ChaosProxy:
         self._tasks.add(task)
         self.accepted += 1
         try:
-            if self._is_down:
-                _reset(writer)
-                return
             try:
+                if self._is_down:
+                    raise ConnectionRefusedError
                 behind = await asyncio.open_connection(HOST, self._port)
             except OSError:
                 _reset(writer)  # nobody listens behind us either
                 return
             line = _Line(self, (reader, writer), behind)
             self._lines.add(line)
-            if self._is_down:
-                line.cut()
             try:
                 await line.serve()
             finally:

@@ -38,7 +38,7 @@ def binaries() -> dict[str, ServerBinary]:
 class ChaosServer:
     """One server with its own folder, port and append-only file, and with DEBUG; an async context manager.
 
-    `control` is a connection of its own, straight to the server. What starts or ends the server waits for that.
+    `control` is a connection of its own, straight to the server. Whatever starts or ends it waits for that.
     """
 
     def __init__(self, binary: ServerBinary | None = None, flags: Sequence[str] = ()) -> None:
@@ -122,7 +122,7 @@ class ChaosServer:
 
     async def _command(self, *words: str) -> Any:
         try:
-            return await self.control.execute_command(*words)
+            return await self.control.execute_command(*words)  # type: ignore[no-untyped-call]
         except RedisError:
             await self.control.connection_pool.disconnect()
             raise

@@ -190,10 +190,17 @@ class IncompleteGeneration(StreamfleetError):
 
 
 class BrokerUnavailable(StreamfleetError):
-    """Redis cannot be reached, is too old, or refuses commands.
+    """Redis cannot be reached, is too old, or refuses commands; `reason` says which.
 
-    `reason` is one of `unreachable`, `bad_url`, `forbidden`, `read_only`, `out_of_memory`, `refused` and
-    `closed`.
+    * `unreachable`: no connection, or no answer; `closed`: this side has closed it
+    * `loading`, `busy`: it reads its data from disk, or runs somebody's long script
+    * `read_only`: it is a replica; `no_replicas`: it has fewer than it must have to write
+    * `out_of_memory`, `cannot_persist`: it takes no writes until its memory or disk is mended
+    * `forbidden`: the name, password or ACL; `bad_url`: no URL of Redis
+    * `cluster`: a cluster that is down, or that keeps the queue on another node
+    * `not_durable`: the request may have been accepted, but nothing proves that it would outlive a failure:
+      submit it again with the same id
+    * `refused`: a command it does not know, or keys that are not ours
     """
 
     code = "broker_unavailable"

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from difflib import get_close_matches
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from pydantic import ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from streamfleet_common.errors import InvalidRequest
 from streamfleet_common.message import QueueName, problems
+
+Durability = Literal["fast", "safe", "replicated"]
+"""What "accepted" outlives: a crash of Redis but for its last seconds; any crash of it; the loss of it."""
 
 _S = TypeVar("_S", bound=BaseSettings)
 
@@ -21,8 +24,9 @@ class FleetSettings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="STREAMFLEET_", frozen=True, extra="ignore")
 
     redis_url: str = "redis://localhost:6379/0"
-    """`redis://`, `rediss://` (TLS) or `unix://`."""
+    """`redis://`, `rediss://` (TLS), `unix://` or `redis+sentinel://host:port,host:port/NAME/0`."""
     queue: QueueName = "default"
+    durability: Durability = "fast"
 
 
 def read(settings: type[_S]) -> _S:

@@ -1,4 +1,7 @@
-"""A worker process like `python -m streamfleet_worker`, but for its engine, named by the first argument."""
+"""A worker process like `python -m streamfleet_worker`, but for its engine, named by the first argument.
+
+With STREAMFLEET_WORKERS, a supervisor of such.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,9 @@ from pathlib import Path
 
 from streamfleet_common.errors import ModelLoadFailed
 from streamfleet_common.schemas import Request
+from streamfleet_common.settings import read
 from streamfleet_worker import process as program
-from streamfleet_worker import worker
+from streamfleet_worker import supervisor_process, worker
 from streamfleet_worker.engine.base import Engine, Step
 from streamfleet_worker.engine.scripted import Script, ScriptedEngine
 from streamfleet_worker.settings import WorkerSettings
@@ -70,4 +74,7 @@ def crashing(_: WorkerSettings) -> Callable[[], Engine]:
 
 if __name__ == "__main__":
     program.builder = globals()[sys.argv[1]]
-    sys.exit(program.main())
+    settings = read(WorkerSettings)
+    if settings.workers:
+        sys.exit(supervisor_process.main(settings, [sys.executable, *sys.argv]))
+    sys.exit(program.main(settings))

@@ -5,6 +5,7 @@ It runs on threads of its own, so that it answers, and tells the truth, when the
 
 from __future__ import annotations
 
+import socket
 import sys
 import threading
 from collections.abc import Callable
@@ -68,19 +69,33 @@ class _Handler(BaseHTTPRequestHandler):
 class HealthServer:
     """Serves probes and metrics from `start` to `close`.
 
+    `listening` is a non-blocking socket to use instead of one of its own at `host` and `port`.
+
     Raises:
         OSError: by `start`, when the port is taken.
     """
 
-    def __init__(self, host: str, port: int, registry: CollectorRegistry, probes: dict[str, Probe]) -> None:
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        registry: CollectorRegistry,
+        probes: dict[str, Probe],
+        listening: socket.socket | None = None,
+    ) -> None:
         self._address = (host, port)
+        self._listening = listening
         self._registry = registry
         self._probes = probes
         self._server: _Server | None = None
 
     def start(self) -> int:
         """Listen; gives the port, which is a free one if 0 was asked for."""
-        server = _Server(self._address, _Handler)
+        server = _Server(self._address, _Handler, bind_and_activate=self._listening is None)
+        if self._listening is not None:
+            server.socket.close()
+            server.socket = self._listening
+            server.server_address = self._listening.getsockname()
         server.registry = self._registry
         server.probes = self._probes
         # The poll interval is how long `close` may take.

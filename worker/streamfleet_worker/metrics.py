@@ -8,8 +8,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from streamfleet_common.deliveries import Delivery, NotStarted, Swept
 from streamfleet_common.depth import Depth
-from streamfleet_common.deliveries import Delivery, NotStarted
 from streamfleet_common.schemas import End
 from streamfleet_worker.engine.base import EngineInfo
 from streamfleet_worker.engine_thread import Report
@@ -119,7 +119,16 @@ class Metrics:
         self.redeliveries = counter("redeliveries", "Requests that another worker had started before.")
         self.fenced = counter("fenced_writes", "Writes refused: no longer ours.")
         self.dead_letters = counter("dead_letters", "Entries that no record knows, put aside.")
+        self._swept = counters(
+            "swept",
+            "Requests that this worker's sweeps put back or ended.",
+            "outcome",
+            ("expired", "requeued", "failed", "dead", "stray"),
+        )
         self.reconnects = counter("broker_reconnects", "How often Redis came back after a failure.")
+        self._has_succeeded = False
+        self.first_success: Callable[[], None] = lambda: None
+        """Called once, when a request has been answered."""
         self._build = Info("streamfleet_build", "What this worker is.", registry=self.registry)
         self._build.info({"version": version})
 
@@ -148,6 +157,11 @@ class Metrics:
         elif reason == "expired":
             self._failure["deadline_exceeded"].inc()
 
+    def swept(self, swept: Swept) -> None:
+        """Count what a sweep did."""
+        for outcome in ("expired", "requeued", "failed", "dead", "stray"):
+            self._swept[outcome].inc(getattr(swept, outcome))
+
     def stepped(self, report: Report) -> None:
         """Count one step of the engine."""
         step = report.step
@@ -167,6 +181,9 @@ class Metrics:
             self._failure[kind if kind in self._failure else "other"].inc()
             return
         reason = end.finish_reason
+        if not self._has_succeeded:
+            self._has_succeeded = True
+            self.first_success()
         self._success[reason if reason in self._success else "other"].inc()
         tokens = end.usage.completion_tokens
         self.request_prompt_tokens.observe(end.usage.prompt_tokens)

@@ -16,33 +16,40 @@ from prometheus_client import disable_created_metrics
 
 from streamfleet_common.broker import Broker
 from streamfleet_common.connections import Connections
-from streamfleet_common.errors import ModelLoadFailed, StreamfleetError
-from streamfleet_common.settings import misspelled, read
+from streamfleet_common.errors import BrokerUnavailable, ModelLoadFailed, StreamfleetError
+from streamfleet_common.settings import misspelled
 from streamfleet_worker import logs
 from streamfleet_worker.engine.base import Engine
 from streamfleet_worker.health import HealthServer
 from streamfleet_worker.metrics import QueueDepth
-from streamfleet_worker.settings import WorkerSettings
+from streamfleet_worker.settings import WRONG_SETTINGS, WorkerSettings, chosen
+from streamfleet_worker.supervised import Supervision
+from streamfleet_worker.watchdog import Watchdog
 from streamfleet_worker.worker import Worker
 
 log = structlog.get_logger()
 
 
-def main() -> int:
-    """Run one worker; the exit status is 0 after a drain, 1 after a failure, 2 for wrong settings."""
-    try:
-        settings = read(WorkerSettings)
-    except StreamfleetError as error:
-        sys.stderr.write(f"{error}\n")
-        return 2
+def main(settings: WorkerSettings | None = None) -> int:
+    """Run one worker, with what the environment says if no settings are given.
+
+    The exit status is 0 after a drain, 1 after a failure, 2 for wrong settings.
+    """
+    settings = settings or chosen()
+    if settings is None:
+        return WRONG_SETTINGS
+    supervision = Supervision.of(os.environ)
     # Unique to this process, so that two lives of one worker are never taken for each other.
     name = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
+    if supervision is not None and supervision.name is not None:
+        name = supervision.name
     logs.configure(settings.log_format, settings.log_level, worker=name)
-    for variable, meant in misspelled(WorkerSettings, os.environ).items():
-        log.warning("unknown setting", variable=variable, did_you_mean=meant)
+    if supervision is None:  # or the supervisor has said so
+        for variable, meant in misspelled(WorkerSettings, os.environ).items():
+            log.warning("unknown setting", variable=variable, did_you_mean=meant)
     # A second series for each of ours, with the time at which it was made, that nobody asks for.
     disable_created_metrics()  # type: ignore[no-untyped-call]
-    status, abandoned = asyncio.run(_run(settings, name))
+    status, abandoned = asyncio.run(_run(settings, name, supervision))
     if abandoned:
         # Python would wait for a thread that prepares, and tear one that is inside the model's code out of
         # it, which aborts the process.
@@ -88,9 +95,10 @@ def builder(settings: WorkerSettings) -> Callable[[], Engine]:
     return build
 
 
-async def _run(settings: WorkerSettings, name: str) -> tuple[int, bool]:
+async def _run(settings: WorkerSettings, name: str, supervision: Supervision | None) -> tuple[int, bool]:
     """The exit status, and whether a thread is left that only the end of the process will end."""
     worker: Worker | None = None
+    watchdog = Watchdog(settings.step_limit_s)
     status = 0
     try:
         connections = Connections.open(settings.redis_url)
@@ -101,39 +109,53 @@ async def _run(settings: WorkerSettings, name: str) -> tuple[int, bool]:
                 name=name,
                 max_queue_depth=settings.max_queue_depth,
                 version=version("streamfleet"),
+                max_queue_tokens=settings.max_queue_tokens,
+                keep_payload=settings.dead_letter_payload,
+                lease_s=settings.lease_s,
+                step_limit_s=settings.step_limit_s,
                 drain_timeout_s=settings.drain_timeout_s,
+                moved=watchdog.stroke,
             )
-            await _serve(settings, worker)
+            await _serve(settings, worker, supervision)
         finally:
+            watchdog.close()
             await connections.close()
     except StreamfleetError as error:
         log.error(str(error), code=error.code)
+        if supervision is not None and isinstance(error, BrokerUnavailable):
+            supervision.tell("no_broker")
         log.debug("where it came from", exc_info=error)
         status = 1
     return status, worker is not None and worker.abandoned
 
 
-async def _serve(settings: WorkerSettings, worker: Worker) -> None:
+async def _serve(settings: WorkerSettings, worker: Worker, supervision: Supervision | None) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, worker.stop)
+    if supervision is not None:
+        supervision.watch(worker.stop)
+        worker.metrics.first_success = lambda: supervision.tell("served")
     log.info("starting", engine=settings.engine, model=settings.model, queue=settings.queue)
     # Before the model is loaded: a taken port is found at once, and probes see the loading.
-    health = _health(settings, worker)
+    health = _health(settings, worker, supervision)
     try:
         if await worker.start():
+            if supervision is not None:
+                supervision.tell("ready")
             await worker.run()
     finally:
         if health is not None:
             health.close()
 
 
-def _health(settings: WorkerSettings, worker: Worker) -> HealthServer | None:
+def _health(settings: WorkerSettings, worker: Worker, supervision: Supervision | None) -> HealthServer | None:
     if settings.http_port is None:
         return None
     worker.metrics.registry.register(QueueDepth(settings.queue, worker.depth))
     probes = {"/healthz": worker.vitals.unhealthy, "/readyz": worker.vitals.unready}
-    health = HealthServer(settings.http_host, settings.http_port, worker.metrics.registry, probes)
+    listening = None if supervision is None else supervision.http_socket()
+    health = HealthServer(settings.http_host, settings.http_port, worker.metrics.registry, probes, listening)
     try:
         port = health.start()
     except OSError as error:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Literal
 
 from pydantic import Field
 
-from streamfleet_common.broker import MAX_QUEUE_DEPTH
-from streamfleet_common.settings import FleetSettings
+from streamfleet_common.depth import MAX_QUEUE_DEPTH
+from streamfleet_common.errors import StreamfleetError
+from streamfleet_common.settings import FleetSettings, read
+
+WRONG_SETTINGS = 2
+"""The exit status that says so: to try again with the same ones is in vain."""
 
 
 class WorkerSettings(FleetSettings):
@@ -33,7 +38,7 @@ class WorkerSettings(FleetSettings):
     """Accepted and unfinished requests the queue holds before it refuses more."""
 
     max_queue_tokens: int = Field(0, ge=0, le=10**12)
-    """Tokens of accepted and unfinished requests, prompt and answer, at which more are refused; 0: no limit."""
+    """Tokens of accepted, unfinished requests, prompt and answer, at which more are refused; 0: no limit."""
 
     lease_s: float = Field(15.0, ge=0.2, le=3600.0)
     """A worker that is silent for so long has lost its requests. The same for all workers of a queue."""
@@ -44,8 +49,23 @@ class WorkerSettings(FleetSettings):
     """Keep the requests themselves in the dead letters, prompts and all, so that they can be replayed."""
     drain_timeout_s: float = Field(30.0, ge=0.0, le=86_400.0)
     """How long a worker that was told to stop goes on with what it runs; the rest is handed back then."""
+    workers: int = Field(0, ge=0, le=256)
+    """Worker processes that a supervisor keeps running here; 0: this process is the worker, alone."""
+    max_crashes: int = Field(5, ge=1, le=1000)
+    """Crashes in a row, for each of its workers, after which a supervisor ends itself; one answered request
+    begins a new row."""
     http_host: str = "127.0.0.1"
     http_port: int | None = Field(None, ge=0, le=65_535)
-    """Port of /healthz, /readyz and /metrics; 0 picks a free one, none serves nothing."""
+    """Port of /healthz, /readyz and /metrics; 0 picks a free one, none serves nothing. Several workers take
+    as many in a row."""
     log_format: Literal["json", "console"] = "console"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+
+def chosen() -> WorkerSettings | None:
+    """The settings in the environment, or None once standard error has been told what is wrong with them."""
+    try:
+        return read(WorkerSettings)
+    except StreamfleetError as error:
+        sys.stderr.write(f"{error}\n")
+        return None

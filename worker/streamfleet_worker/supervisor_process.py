@@ -1,0 +1,125 @@
+"""The supervisor's process: opens its workers' doors, starts them, and brings it the signals.
+
+It imports neither engine nor metrics: it has to stay small, and alive when a worker takes all memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+import uuid
+from collections.abc import Callable, Sequence
+
+import structlog
+
+from streamfleet_common.broker import Broker
+from streamfleet_common.connections import Connections
+from streamfleet_common.errors import BrokerUnavailable, StreamfleetError
+from streamfleet_common.settings import misspelled
+from streamfleet_worker import logs
+from streamfleet_worker.child import Child
+from streamfleet_worker.settings import WorkerSettings
+from streamfleet_worker.supervised import Supervision
+from streamfleet_worker.supervisor import Supervisor
+
+# `-P`: a file called like one of our imports, in the folder where the user happens to be, is none of ours.
+COMMAND = (sys.executable, "-P", "-m", "streamfleet_worker")
+BACKLOG = 128
+
+log = structlog.get_logger()
+
+
+def main(settings: WorkerSettings, command: Sequence[str] = COMMAND) -> int:
+    """Keep `settings.workers` processes of `command`; the exit status is the supervisor's, see its `run`."""
+    supervision = Supervision.of(os.environ)
+    name = f"{socket.gethostname()}:{os.getpid()}"
+    logs.configure(settings.log_format, settings.log_level, supervisor=name)
+    for variable, meant in misspelled(WorkerSettings, os.environ).items():
+        log.warning("unknown setting", variable=variable, did_you_mean=meant)
+    try:
+        return asyncio.run(_run(settings, command, name, supervision))
+    except StreamfleetError as error:
+        log.error(str(error), code=error.code)
+        return 1
+
+
+async def _run(
+    settings: WorkerSettings, command: Sequence[str], name: str, supervision: Supervision | None
+) -> int:
+    environment = {**os.environ, "STREAMFLEET_WORKERS": "0"}
+    with contextlib.ExitStack() as stack:
+        doors = [stack.enter_context(door) for door in _doors(settings)]
+
+        def start(number: int, served: Callable[[], None]) -> Child:
+            # Unique to each life of a worker, so that one life's work is never taken for another's.
+            child_name = f"{name}.{number}:{uuid.uuid4().hex[:8]}"
+            return Child(command, child_name, environment, doors[number - 1] if doors else None, served)
+
+        connections = Connections.open(settings.redis_url)
+        try:
+            broker = Broker(connections, settings.queue)
+            supervisor = Supervisor(
+                settings.workers,
+                start,
+                broker.hand_back,
+                drain_timeout_s=settings.drain_timeout_s,
+                lease_s=settings.lease_s,
+                max_crashes=settings.max_crashes,
+            )
+            _listen_to_signals(supervisor, supervision)
+            # So that there is a connection when it is needed, also to a Redis that answers slowly.
+            warming = asyncio.create_task(_warm_up(broker, name))
+            try:
+                return await supervisor.run()
+            finally:
+                warming.cancel()
+        finally:
+            await connections.close()
+
+
+def _listen_to_signals(supervisor: Supervisor, supervision: Supervision | None) -> None:
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, supervisor.stop)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as `nohup` would have it
+        # A terminal that goes away takes with it what runs in it.
+        loop.add_signal_handler(signal.SIGHUP, supervisor.stop if os.isatty(0) else supervisor.roll)
+    if supervision is not None:
+        supervision.watch(supervisor.orphaned)
+
+
+def _doors(settings: WorkerSettings) -> list[socket.socket]:
+    """A listening socket a worker, which outlives it: a successor is found at the same port.
+
+    Raises:
+        StreamfleetError: a port is taken.
+    """
+    if settings.http_port is None:
+        return []
+    doors: list[socket.socket] = []
+    for index in range(settings.workers):
+        port = settings.http_port + index if settings.http_port else 0
+        try:
+            door = socket.create_server((settings.http_host, port), backlog=BACKLOG)
+        except (OSError, OverflowError) as error:
+            for opened in doors:
+                opened.close()
+            why = getattr(error, "strerror", None) or error
+            raise StreamfleetError(
+                f"cannot listen on {settings.http_host}:{port} ({why}): choose another STREAMFLEET_HTTP_HOST "
+                f"or STREAMFLEET_HTTP_PORT, the first of {settings.workers} in a row"
+            ) from error
+        # Of two workers that wait at the same door, one may come too late.
+        door.setblocking(False)
+        doors.append(door)
+    return doors
+
+
+async def _warm_up(broker: Broker, name: str) -> None:
+    with contextlib.suppress(BrokerUnavailable):
+        # Nobody of that name ever held anything.
+        await broker.hand_back(name, crashed=False)

@@ -33,8 +33,10 @@ check: bootstrap ## what the continuous integration runs: format, lint, types, l
 test-all: bootstrap ## every test, the slow ones too
 	@$(PY) -m pytest $(ARGS)
 
-bench: bootstrap ## measure throughput and latency on this machine (about ten minutes)
+bench: bootstrap ## measure throughput and latency on this machine (about a quarter of an hour)
 	@$(PY) tests/bench/fleet.py
+	@$(PY) tests/bench/fleet.py --aof
+	@$(PY) tests/bench/cost.py
 	@$(PY) tests/bench/generation.py --precision bfloat16 --scale 0.5
 	@$(PY) tests/bench/generation.py --check --scale 0.5
 

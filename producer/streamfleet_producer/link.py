@@ -18,17 +18,14 @@ from streamfleet_common.errors import (
     StreamfleetError,
     Undecodable,
 )
+from streamfleet_common.listeners import Listener
 from streamfleet_common.records import Record
 from streamfleet_common.schemas import State
 from streamfleet_common.submissions import Submission, Submitted
-from streamfleet_common.subscriber import Listener, Subscriber
+from streamfleet_common.subscriber import Subscriber
 from streamfleet_producer.catalogue import Catalogue
 from streamfleet_producer.coalescer import Coalescer
 from streamfleet_producer.watch import Watch
-
-RETRY_AFTER_S = 1.0
-"""What a full queue asks for. The depth alone does not tell how fast it drains."""
-
 
 SILENCE_S = 3.0
 GRACE_S = 5.0
@@ -77,8 +74,8 @@ class Link:
             lambda rids: self.broker.cancel(rids, self.tenant)
         )
         self.records: Coalescer[str, Record | None] = Coalescer(self._records)
-        self.watch = Watch(patience.silence_s, lambda: self._expiries.post(None))
-        self._expiries: Coalescer[None, None] = Coalescer(self._expire)
+        self.watch = Watch(patience.silence_s, lambda: self._sweeps.post(None))
+        self._sweeps: Coalescer[None, None] = Coalescer(self._sweep)
         self.is_closed = False
         self._untaken: set[str] = set()
         """Requests that were accepted, and whose submitter does not know yet: a closing link cancels them."""
@@ -111,7 +108,7 @@ class Link:
     async def leave(self, listeners: Sequence[tuple[str, Listener]]) -> None:
         """Stop listening. The server is told in the background."""
         for rid, listener in listeners:
-            await self._subscriber.unsubscribe((self.channel(rid),), listener)
+            self._subscriber.unsubscribe((self.channel(rid),), listener)
 
     # --- steps
 
@@ -180,13 +177,7 @@ class Link:
     def refusal(self, submitted: Submitted) -> StreamfleetError | None:
         """Why a submission was not accepted; None if it was, now or before."""
         if submitted.outcome == "full":
-            return QueueFull(
-                f"queue {self.queue!r} is full: {submitted.depth} requests are accepted and unfinished, "
-                f"the limit is {submitted.limit}; try again in {RETRY_AFTER_S:g} s, or start more workers",
-                retry_after=RETRY_AFTER_S,
-                limit=submitted.limit,
-                depth=submitted.depth,
-            )
+            return _full(self.queue, submitted)
         if submitted.outcome == "conflict":
             return Conflict(
                 "this idempotency key was used for another request before: "
@@ -211,8 +202,8 @@ class Link:
         with contextlib.suppress(BrokerUnavailable):
             await asyncio.shield(self.cancels.put(rid))
 
-    async def _expire(self, asked: Sequence[None]) -> Sequence[None]:
-        await self.broker.expire()
+    async def _sweep(self, asked: Sequence[None]) -> Sequence[None]:
+        await self.broker.sweep()
         return asked
 
     async def close(self) -> None:
@@ -228,10 +219,29 @@ class Link:
         await self.cancels.flush()
         # What these ask would otherwise ask it again, over connections made anew.
         await self.records.flush()
-        await self._expiries.flush()
+        await self._sweeps.flush()
         await self.catalogue.settle()
         await self._subscriber.close()
         await self._connections.close()
+
+
+def _full(queue: str, submitted: Submitted) -> QueueFull:
+    more = "or start more workers"
+    why = f"is full: {submitted.depth} requests are accepted and unfinished, the limit is {submitted.limit}"
+    if submitted.reason == "tokens":
+        why = "is full: its open requests may take as many tokens as it allows (max_queue_tokens)"
+    elif submitted.reason == "paused":
+        why, more = "is paused", "or resume it"
+    elif submitted.reason == "memory":
+        why, more = "takes no requests: the memory of its Redis is nearly full", "or raise its maxmemory"
+    return QueueFull(
+        f"queue {queue!r} {why}; try again in {submitted.retry_after_s:g} s, {more}",
+        reason=submitted.reason,
+        retry_after=submitted.retry_after_s,
+        limit=submitted.limit,
+        depth=submitted.depth,
+        position=submitted.depth,
+    )
 
 
 def closed() -> Cancelled:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import math
+import random
 from collections.abc import Callable
 from typing import Protocol
+
+SWEEP_S = 5.0
+"""A third of a lease: as often as a worker sweeps."""
 
 
 class Watched(Protocol):
@@ -28,23 +32,30 @@ class Watched(Protocol):
 class Watch:
     """Notices silence, deadlines and the time to give up.
 
-    `expire` is called when a deadline passes, so that the request ends as expired even where no worker is
-    alive to end it.
+    `sweep` is called every `SWEEP_S` or so while anybody waits, and when a deadline passes: so overdue requests
+    end, and those of lost workers are given to others, even where no worker is alive to do it.
     """
 
-    def __init__(self, silence_s: float, expire: Callable[[], None]) -> None:
+    def __init__(self, silence_s: float, sweep: Callable[[], None]) -> None:
         self._silence_s = silence_s
-        self._expire = expire
+        self._sweep = sweep
+        self._sweep_at = -math.inf
         self._watched: set[Watched] = set()
         self._timer: asyncio.TimerHandle | None = None
+        self._loop = asyncio.get_running_loop()
 
     def __len__(self) -> int:
         return len(self._watched)
 
     def add(self, watched: Watched) -> None:
         self._watched.add(watched)
-        now = asyncio.get_running_loop().time()
-        self._schedule(min(now + self._silence_s / 3, watched.deadline_at, watched.late_at))
+        now = self._loop.time()
+        if self._sweep_at + SWEEP_S < now:
+            # Nobody has waited for long: whoever is answered soon need not sweep.
+            self._sweep_at = _next_sweep(now)
+        at = min(now + self._silence_s / 3, watched.deadline_at, watched.late_at)
+        if self._timer is None or at < self._timer.when():
+            self._schedule(at)
 
     def discard(self, watched: Watched) -> None:
         self._watched.discard(watched)
@@ -56,29 +67,33 @@ class Watch:
 
     def _schedule(self, at: float) -> None:
         if self._timer is not None:
-            if self._timer.when() <= at:
-                return
             self._timer.cancel()
-        self._timer = asyncio.get_running_loop().call_at(at, self._look)
+        self._timer = self._loop.call_at(at, self._look)
 
     def _look(self) -> None:
         self._timer = None
-        now = asyncio.get_running_loop().time()
+        now = self._loop.time()
         # Not before the next turn of the silence, unless something is due; and never in a tight loop.
         next_at, soonest = now + self._silence_s / 3, now + 0.001
-        expired = False
+        due = bool(self._watched) and self._sweep_at <= now
         for watched in tuple(self._watched):
             if watched.deadline_at <= now:
                 watched.deadline_at = math.inf
-                expired = True
+                due = True
             if watched.late_at <= now:
                 watched.late_at = math.inf
                 watched.late()
             elif now - watched.heard_at >= self._silence_s:
                 watched.heard_at = now
                 watched.silent()
-            next_at = min(next_at, max(soonest, min(watched.deadline_at, watched.late_at)))
-        if expired:
-            self._expire()
+            next_at = min(next_at, watched.deadline_at, watched.late_at)
+        if due:
+            self._sweep_at = _next_sweep(now)
+            self._sweep()
         if self._watched:
-            self._schedule(next_at)
+            self._schedule(max(soonest, min(next_at, self._sweep_at)))
+
+
+def _next_sweep(now: float) -> float:
+    # At odds, so that a fleet of clients does not come all at once.
+    return now + SWEEP_S * random.uniform(0.7, 1.3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,9 +18,27 @@ from streamfleet_producer.answer import Answer
 from streamfleet_producer.link import Patience
 from streamfleet_producer.watch import Watch
 
-OPEN = Record("running", 1, "default", 1, 2, 1, 600_001, "w", None)
-ENDED = Record(
-    "done", 2, "default", 1, 2, 1, 0, "", Frame(2, 1, codec.encode(End(state="done")), (1, 2, 3, 1))
+OPEN = Record(
+    state="running",
+    epoch=1,
+    tenant="default",
+    accepted_at_ms=1,
+    started_at_ms=2,
+    attempts=1,
+    crashes=0,
+    solo_losses=0,
+    deadline_at_ms=600_001,
+    owner="w",
+    digest="d",
+    end=None,
+)
+ENDED = dataclasses.replace(
+    OPEN,
+    state="done",
+    epoch=2,
+    deadline_at_ms=0,
+    owner="",
+    end=Frame(2, 1, codec.encode(End(state="done")), (1, 2, 3, 1)),
 )
 
 

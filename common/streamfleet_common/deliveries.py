@@ -99,5 +99,5 @@ class Swept:
     stray: int = 0
     grace: bool = False
     """Nothing was taken from anybody: there was a pause in which nobody could have renewed a lease."""
-    oldest_at_ms: tuple[int, ...] = (0, 0, 0)
-    """When the oldest request that waits was accepted, by lane (high, normal, bulk); 0 if none waits."""
+    waited_ms: tuple[int, ...] = (0, 0, 0)
+    """How long the oldest request that waits has waited, by lane (high, normal, bulk); 0 if none waits."""

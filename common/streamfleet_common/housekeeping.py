@@ -32,9 +32,8 @@ class Housekeeping(Steps):
         total = Swept()
         while True:
             args = [lease_ms, AT_ONCE, _OVERDUE, _LOST_PAYLOAD, _LOST_WORKER, _DEAD]
-            expired, requeued, failed, dead, stray, more, grace, *oldest = await self._calls.script(
-                "sweep", args
-            )
+            reply = await self._calls.script("sweep", args)
+            expired, requeued, failed, dead, stray, more, grace, *waited = reply
             total = Swept(
                 total.expired + expired,
                 total.requeued + requeued,
@@ -42,7 +41,7 @@ class Housekeeping(Steps):
                 total.dead + dead,
                 total.stray + stray,
                 bool(grace),
-                tuple(oldest),
+                tuple(waited),
             )
             if not more:
                 return total

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 import structlog
 
@@ -13,21 +13,24 @@ from streamfleet_common.broker import Broker
 from streamfleet_common.connections import BLOCK_MS
 from streamfleet_common.deliveries import Delivery, Entry, NotStarted
 from streamfleet_common.errors import BrokerUnavailable
+from streamfleet_common.keys import AGAIN, Stream
 from streamfleet_common.schemas import LANES, Start
 from streamfleet_worker.lanes import LaneRotation
 
 MAX_BACKOFF_S = 5.0
+ALL: tuple[Stream, ...] = (*AGAIN, *LANES)
 
 log = structlog.get_logger()
 
 
 class Consumer:
-    """Reads entries, starts them, and hands over the deliveries that are ours.
+    """Takes requests, and hands over the deliveries that are ours.
 
     Args:
         broker: where the work is.
         owner: the name under which it is claimed.
         room: how many more requests the worker would run now.
+        empty: whether the worker runs nothing.
         holds: whether the worker has a delivery of this entry already.
         deliver: takes deliveries over.
         skipped: is told why an entry that was read is not run.
@@ -42,6 +45,7 @@ class Consumer:
         owner: str,
         *,
         room: Callable[[], int],
+        empty: Callable[[], bool],
         holds: Callable[[Entry], bool],
         deliver: Callable[[list[Delivery]], Awaitable[None]],
         skipped: Callable[[NotStarted], None],
@@ -52,6 +56,7 @@ class Consumer:
         self._broker = broker
         self._owner = owner
         self._room = room
+        self._empty = empty
         self._holds = holds
         self._deliver = deliver
         self._skipped = skipped
@@ -63,11 +68,10 @@ class Consumer:
         self._stopping = asyncio.Event()
         self._unsure = False
         self._unsure_until = 0.0
-        self._idle = False
+        self._alone = False
         self._peers = 1
-        self._share: int | None = None
         self.polled_at = clock()
-        """When a read was last completed, or found needless for want of room."""
+        """When a look for work was last completed, or found needless for want of room."""
 
     def wake(self) -> None:
         """There may be room again."""
@@ -77,8 +81,12 @@ class Consumer:
         """So many workers, this one included, take work from the queue now."""
         self._peers = workers
 
+    def waited(self, ms: Sequence[int]) -> None:
+        """How long the oldest request of each lane has waited."""
+        self._lanes.waited(ms)
+
     def stop(self) -> None:
-        """Read no more. `run` returns once the read that is under way has been dealt with."""
+        """Take no more. `run` returns once the look that is under way has been dealt with."""
         self._stopping.set()
         self._woken.set()
 
@@ -87,18 +95,14 @@ class Consumer:
         failures = 0
         while not self._stopping.is_set():
             self._woken.clear()
-            room = self._room()
+            room = self._free()
             if room <= 0:
                 self.polled_at = self._clock()
-                self._share = None
                 # Not for ever, so that `polled_at` goes on to show that we are alive.
                 await _wait(self._woken, self._block_ms / 1000)
                 continue
             try:
-                entries = await self._read(room)
-                self.polled_at = self._clock()
-                if entries:
-                    await self._begin(entries, start)
+                await self._look(room, start)
             except BrokerUnavailable as error:
                 self._doubt()
                 failures += 1
@@ -112,65 +116,59 @@ class Consumer:
 
     # --- reading
 
-    async def _read(self, room: int) -> list[Entry]:
+    def _free(self) -> int:
+        if self._alone:
+            # A suspect runs, or is to run, with nobody beside it.
+            if not self._empty():
+                return 0
+            self._alone = False
+        return self._room()
+
+    async def _look(self, room: int, start: Start) -> None:
         if self._unsure:
-            # Asked before the read, so that the last of these looks comes after the time of doubt.
+            # Asked before the look, so that the last of these comes after the time of doubt.
             self._unsure = self._clock() < self._unsure_until
-            if unseen := await self._unseen():
-                return unseen
-        # COUNT holds for each stream of a read, so with less room than lanes, work that comes to several
-        # at one instant can exceed it: the lanes are then looked into one by one first, always.
-        if not self._idle or room < len(LANES):
-            entries = await self._look(min(room, self._share or room))
-            self._share = None
-            if entries or self._stopping.is_set():
-                return entries
-        return await self._await_work(room)
-
-    async def _look(self, room: int) -> list[Entry]:
-        entries: list[Entry] = []
-        for lane in self._lanes.turn():
-            entries += await self._broker.read(self._owner, [lane], room - len(entries), block_ms=None)
-            if len(entries) >= room or self._stopping.is_set():
-                break
-        return entries
-
-    async def _await_work(self, room: int) -> list[Entry]:
-        # A burst wakes every idle worker at once. Each takes its share in this read and the next; whoever
-        # comes back a third time takes what the others have left.
-        count = max(1, min(room // len(LANES), self._share_of(room)))
-        entries = await self._broker.read(self._owner, LANES, count, block_ms=self._block_ms)
-        self._idle = not entries
+            unseen = [entry for entry in await self._broker.given(self._owner) if not self._holds(entry)]
+            if unseen:
+                # However many: they are ours already.
+                await self._take(start, 0, unseen)
+                return
+        if await self._take(start, room) or self._alone or self._stopping.is_set():
+            return
+        # Of the suspects none is waited for, since it would have to come alone.
+        entries = await self._broker.read(self._owner, ALL, 1, block_ms=self._block_ms)
+        self.polled_at = self._clock()
         if entries:
-            self._share = max(1, self._share_of(room) - len(entries))
-        return entries
+            # A burst wakes every idle worker at once. Each takes its share now; whoever comes back takes what
+            # the others have left.
+            share = -(-room // self._peers)
+            await self._take(start, max(0, share - len(entries)), entries)
 
-    def _share_of(self, room: int) -> int:
-        return -(-room // self._peers)
+    async def _take(self, start: Start, count: int, entries: Sequence[Entry] = ()) -> bool:
+        """Begin entries that were read, and up to `count` others; whether there were any."""
+        streams: list[Stream] = [*AGAIN, *self._lanes.turn()]
+        if not entries and self._empty():
+            streams.insert(0, "solo")
+        taken = await self._broker.take(self._owner, start, streams=streams, count=count, entries=entries)
+        self.polled_at = self._clock()
+        self._alone = self._alone or taken.make_room
+        deliveries = []
+        for entry, outcome in taken.started:
+            if isinstance(outcome, Delivery):
+                deliveries.append(outcome)
+                self._alone = self._alone or entry.stream == "solo"
+            else:
+                log.info("entry not started", rid=entry.rid[:34], entry=entry.eid, reason=outcome)
+                self._skipped(outcome)
+        if deliveries:
+            await self._deliver(deliveries)
+        return bool(taken.started)
 
     def _doubt(self) -> None:
         # A reply was lost: it may have claimed entries, and a read that the server still holds open may
         # claim more until its time is up.
         self._unsure = True
         self._unsure_until = self._clock() + 2 * self._block_ms / 1000
-        self._idle = False
-
-    async def _unseen(self) -> list[Entry]:
-        """What was given to us but never arrived here."""
-        given = await self._broker.given(self._owner)
-        return [entry for entry in given if not self._holds(entry)]
-
-    async def _begin(self, entries: list[Entry], start: Start) -> None:
-        started = await self._broker.start(self._owner, entries, start)
-        deliveries = []
-        for entry, outcome in zip(entries, started, strict=True):
-            if isinstance(outcome, Delivery):
-                deliveries.append(outcome)
-            else:
-                log.info("entry not started", rid=entry.rid[:34], entry=entry.eid, reason=outcome)
-                self._skipped(outcome)
-        if deliveries:
-            await self._deliver(deliveries)
 
 
 async def _wait(event: asyncio.Event, limit_s: float) -> None:

@@ -9,12 +9,14 @@ from collections.abc import Awaitable, Callable
 
 from streamfleet_common import codec
 from streamfleet_common.broker import Broker
-from streamfleet_common.housekeeping import CARD_LIFE_MS
 from streamfleet_common.cards import Card, Limits
 from streamfleet_common.errors import BrokerUnavailable
+from streamfleet_common.housekeeping import CARD_LIFE_MS
 from streamfleet_worker.engine.base import EngineInfo
 
 ANNOUNCE_S = CARD_LIFE_MS / 1000 / 3
+CROWDED = 0.8
+"""The share of Redis's memory in use from which no more requests are admitted: what runs needs the rest."""
 COURTESY_S = 2.0
 """How long a worker on its way out tries to say so."""
 
@@ -29,12 +31,19 @@ class Presence:
         max_queue_depth: int,
         info: Callable[[], EngineInfo],
         room: Callable[[], int],
+        *,
+        lease_s: float,
+        max_queue_tokens: int = 0,
+        keep_payload: bool = False,
     ) -> None:
         self._broker = broker
         self._name = name
         self._max_queue_depth = max_queue_depth
         self._info = info
         self._room = room
+        self._lease_ms = round(lease_s * 1000)
+        self._max_queue_tokens = max_queue_tokens
+        self._keep_payload = keep_payload
         self._draining = False
 
     def card(self) -> Card:
@@ -52,6 +61,7 @@ class Presence:
                 max_batch_size=info.max_batch_size,
                 max_seq_len=info.max_seq_len,
                 max_queue_depth=self._max_queue_depth,
+                max_queue_tokens=self._max_queue_tokens,
                 max_request_bytes=codec.MAX_REQUEST_BYTES,
                 vocab_size=info.vocab_size,
             ),
@@ -65,7 +75,18 @@ class Presence:
         Raises:
             BrokerUnavailable: it cannot be shown.
         """
-        await self._broker.announce(self.card())
+        await self._broker.announce(
+            self.card(),
+            lease_ms=self._lease_ms,
+            keep_payload=self._keep_payload,
+            crowded=await self._crowded(),
+        )
+
+    async def _crowded(self) -> bool:
+        try:
+            return await self._broker.memory_used() >= CROWDED
+        except BrokerUnavailable:
+            return False  # this user may not ask; a Redis that is really full refuses by itself
 
     async def keep(self, peers: Callable[[int], None]) -> None:
         """Keep the card fresh until cancelled; tells how many workers, this one included, take work now."""

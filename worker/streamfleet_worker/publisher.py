@@ -20,8 +20,6 @@ from streamfleet_common.schemas import Delta, End, Failure, Prefill
 from streamfleet_worker.engine.base import Finished, Key, Output, Tokens
 from streamfleet_worker.metrics import Metrics
 
-CHECK_S = 1.0
-"""How often the fence of a request that shows nothing (one-shot, or still waiting) is looked at."""
 MAX_BACKOFF_S = 2.0
 
 log = structlog.get_logger()
@@ -42,14 +40,13 @@ class Held:
     finished: Finished | None = None
     held_at: float = 0.0
     """Loop time at which it was begun."""
-    checked_at: float = 0.0
 
 
 class Publisher:
     """Owns what is held.
 
     `forget` is told of keys that nobody wants any more, `freed` that some have ended. Both are called on
-    the event loop and must not raise. The fence of a request that shows nothing is looked at every `check_s`.
+    the event loop and must not raise.
     """
 
     def __init__(
@@ -59,16 +56,13 @@ class Publisher:
         *,
         forget: Callable[[list[Key]], None],
         freed: Callable[[], None],
-        check_s: float = CHECK_S,
     ) -> None:
         self._broker = broker
         self._metrics = metrics
         self._forget = forget
         self._freed = freed
-        self._check_s = check_s
         self._held: dict[Key, Held] = {}
         self._dirty: dict[Key, Held] = {}
-        self._given_up: Finished | None = None
         self._work = asyncio.Event()
         self._empty = asyncio.Event()
         self._empty.set()
@@ -78,6 +72,14 @@ class Publisher:
         """Requests begun and not yet ended."""
         return len(self._held)
 
+    def deliveries(self) -> list[Delivery]:
+        """What is held, ended or not: until its end is told, it is ours to keep."""
+        return [held.delivery for held in self._held.values()]
+
+    def unfinished(self) -> list[Delivery]:
+        """What is held and has not come to its end here."""
+        return [held.delivery for held in self._held.values() if held.finished is None]
+
     def holds(self, key: Key) -> bool:
         """Whether this request is held, and its end not known yet."""
         held = self._held.get(key)
@@ -85,20 +87,16 @@ class Publisher:
 
     def has(self, entry: Entry) -> bool:
         """Whether a request of this very entry is held."""
-        place = (entry.lane, entry.eid)
+        place = (entry.rid, entry.place)
         return any(
-            (held.delivery.entry.lane, held.delivery.entry.eid) == place for held in self._held.values()
+            (held.delivery.entry.rid, held.delivery.entry.place) == place for held in self._held.values()
         )
 
     def hold(self, delivery: Delivery, *, tenant: str, stream: bool) -> None:
         """Answer for a request from now on."""
         now = asyncio.get_running_loop().time()
-        if not self._held:
-            self._work.set()  # from now on there is a fence to be looked at in time
-        self._held[delivery.key] = Held(delivery, tenant, stream, held_at=now, checked_at=now)
+        self._held[delivery.key] = Held(delivery, tenant, stream, held_at=now)
         self._empty.clear()
-        if self._given_up is not None:
-            self.take([Output(delivery.key, self._given_up)])
 
     def take(self, outputs: list[Output]) -> None:
         """Take what a step brought forth; returns at once."""
@@ -119,10 +117,15 @@ class Publisher:
         if self._dirty:
             self._work.set()
 
-    def give_up(self, finished: Finished) -> None:
-        """End everything held in this way, and whatever is held later."""
-        self._given_up = finished
-        self.take([Output(key, finished) for key in self._held])
+    def lose(self, keys: list[Key]) -> None:
+        """Fall silent about these: they are not this worker's any more."""
+        lost = [key for key in keys if self._held.pop(key, None) is not None]
+        if not lost:
+            return
+        for key in lost:
+            self._dirty.pop(key, None)
+        self._forget(lost)
+        self._settle()
 
     async def wait_empty(self) -> None:
         """Until every request held has ended."""
@@ -131,11 +134,7 @@ class Publisher:
     async def run(self, identity: End) -> None:
         """Publish until cancelled. `identity` is what every end says about this worker."""
         while True:
-            try:
-                async with asyncio.timeout(self._check_in()):
-                    await self._work.wait()
-            except TimeoutError:
-                pass
+            await self._work.wait()
             self._work.clear()
             await self._publish(identity)
 
@@ -147,7 +146,6 @@ class Publisher:
             emissions += self._emissions(held)
             if held.finished is not None:
                 finishes.append((held, _end(identity, held, held.finished)))
-        emissions += self._checks()
         if emissions:
             await self._emit(emissions)
         finishes = [(held, end) for held, end in finishes if held.delivery.key in self._held]
@@ -166,29 +164,9 @@ class Publisher:
             held.finished = _unusable(held, error)
             self._forget([held.delivery.key])
             return []
-        if bodies:
-            held.checked_at = asyncio.get_running_loop().time()
         first = held.seq + 1
         held.seq += len(bodies)
         return [Emission(held.delivery, held.tenant, seq, body) for seq, body in enumerate(bodies, first)]
-
-    # --- fences
-
-    def _check_in(self) -> float | None:
-        """Seconds until a fence has to be looked at; None while nothing runs."""
-        oldest = min((held.checked_at for held in self._held.values() if held.finished is None), default=None)
-        if oldest is None:
-            return None
-        return max(0.0, oldest + self._check_s - asyncio.get_running_loop().time())
-
-    def _checks(self) -> list[Emission]:
-        now = asyncio.get_running_loop().time()
-        checks = []
-        for held in self._held.values():
-            if held.finished is None and now - held.checked_at >= self._check_s:
-                held.checked_at = now
-                checks.append(held)
-        return [Emission(held.delivery, held.tenant, held.seq, b"") for held in checks]
 
     # --- calls
 
@@ -196,7 +174,7 @@ class Publisher:
         # Repeated until answered, with the same events: the log drops what it has already.
         ours = await _insist(lambda: self._broker.emit(emissions))
         lost = [emission.delivery.key for emission, ok in zip(emissions, ours, strict=True) if not ok]
-        self._drop(lost)
+        self._fenced(lost)
 
     async def _finish(self, identity: End, finishes: list[tuple[Held, End]]) -> None:
         try:
@@ -211,18 +189,13 @@ class Publisher:
                 lost.append(key)
             elif self._held.pop(key, None) is not None:
                 self._metrics.ended(held.delivery, end, asyncio.get_running_loop().time() - held.held_at)
-        self._drop(lost)
+        self._fenced(lost)
         self._settle()
 
-    def _drop(self, keys: list[Key]) -> None:
-        lost = [key for key in dict.fromkeys(keys) if self._held.pop(key, None) is not None]
-        if not lost:
-            return
-        for key in lost:
-            self._dirty.pop(key, None)
+    def _fenced(self, keys: list[Key]) -> None:
+        lost = [key for key in dict.fromkeys(keys) if key in self._held]
         self._metrics.fenced.inc(len(lost))
-        self._forget(lost)
-        self._settle()
+        self.lose(lost)
 
     def _settle(self) -> None:
         if not self._held:
@@ -263,7 +236,16 @@ def _unusable(held: Held, error: Exception) -> Finished:
 
 
 def _calls(finishes: list[tuple[Held, End]]) -> list[Finish]:
-    return [Finish(held.delivery, end) for held, end in finishes]
+    return [Finish(held.delivery, end, retry=_may_retry(held.finished)) for held, end in finishes]
+
+
+def _may_retry(finished: Finished | None) -> bool:
+    """Whether another attempt may do better; its policy has the last word."""
+    return (
+        finished is not None
+        and finished.state == "failed"
+        and bool(getattr(finished.error, "retryable", False))
+    )
 
 
 def _checked(identity: End, held: Held, end: End) -> End:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
 import time
 from collections.abc import Callable, Coroutine
@@ -13,22 +12,24 @@ from typing import Any
 import structlog
 
 from streamfleet_common.broker import Broker
-from streamfleet_common.depth import Depth
 from streamfleet_common.connections import BLOCK_MS
+from streamfleet_common.depth import Depth
 from streamfleet_common.errors import BrokerUnavailable, GenerationFailed, ModelLoadFailed, StreamfleetError
 from streamfleet_common.schemas import End, Start
 from streamfleet_worker.consumer import Consumer
-from streamfleet_worker.engine.base import Engine, Finished, Key
+from streamfleet_worker.engine.base import Engine, Key
 from streamfleet_worker.engine_thread import EngineThread, Report
 from streamfleet_worker.intake import Intake
+from streamfleet_worker.leases import Leases
 from streamfleet_worker.metrics import Metrics
 from streamfleet_worker.presence import Presence
-from streamfleet_worker.publisher import CHECK_S, Publisher
+from streamfleet_worker.publisher import Publisher
 from streamfleet_worker.vitals import Vitals
 
-EXPIRE_S = 5.0
 LAST_WORDS_S = 5.0
 """How long a drain that has run out of time goes on trying to say so."""
+LEASE_S = 15.0
+STEP_LIMIT_S = 300.0
 CANCEL_AGAIN_S = 0.1
 
 log = structlog.get_logger()
@@ -43,9 +44,13 @@ class Worker:
         name: unique to this process.
         max_queue_depth: accepted and unfinished requests at which the queue refuses more.
         version: of this package, for the metrics.
-        drain_timeout_s: how long running requests may go on after `stop`.
-        check_s: how often it is looked whether a request that shows nothing is still wanted.
+        max_queue_tokens: their tokens at which it does, 0 for no limit.
+        keep_payload: whether dead letters hold the requests themselves.
+        lease_s: after so long a silence the worker's requests are given to others.
+        step_limit_s: a worker whose engine takes longer for one step gives itself up.
+        drain_timeout_s: how long running requests may go on after `stop`; then they are handed back.
         block_ms: how long a read waits for work.
+        moved: is called again and again while the event loop moves.
         clock: seconds, monotonic; the engine's clock too.
     """
 
@@ -57,25 +62,29 @@ class Worker:
         name: str,
         max_queue_depth: int,
         version: str,
+        max_queue_tokens: int = 0,
+        keep_payload: bool = False,
+        lease_s: float = LEASE_S,
+        step_limit_s: float = STEP_LIMIT_S,
         drain_timeout_s: float = 30.0,
-        check_s: float = CHECK_S,
         block_ms: int = BLOCK_MS,
+        moved: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name = name
         self.metrics = Metrics(broker.keys.queue, version)
         self._broker = broker
         self._drain_timeout_s = drain_timeout_s
+        self._lease_s = lease_s
         self._loop = asyncio.get_running_loop()
         self._engine_thread = engine = EngineThread(build, self._on_steps, self._on_death)
-        self._publisher = Publisher(
-            broker, self.metrics, forget=self._forget, freed=self._wake, check_s=check_s
-        )
+        self._publisher = Publisher(broker, self.metrics, forget=self._forget, freed=self._wake)
         self._intake = Intake(engine, self._publisher, self.metrics, clock)
         self._consumer = Consumer(
             broker,
             name,
             room=self._intake.room,
+            empty=lambda: self._publisher.held == 0,
             holds=self._publisher.has,
             deliver=self._intake.take,
             skipped=self.metrics.skipped,
@@ -83,8 +92,27 @@ class Worker:
             block_ms=block_ms,
             clock=clock,
         )
-        self._presence = Presence(broker, name, max_queue_depth, lambda: engine.info, self._intake.room)
-        self.vitals = Vitals(engine, self._consumer, clock)
+        self._presence = Presence(
+            broker,
+            name,
+            max_queue_depth,
+            lambda: engine.info,
+            self._intake.room,
+            lease_s=lease_s,
+            max_queue_tokens=max_queue_tokens,
+            keep_payload=keep_payload,
+        )
+        self.vitals = Vitals(engine, self._consumer, step_limit_s, moved, clock)
+        self._leases = Leases(
+            broker,
+            name,
+            lease_s=lease_s,
+            held=self._publisher.deliveries,
+            moving=lambda: not self.vitals.hung(),
+            lost=self._publisher.lose,
+            drain=self._asked_to_drain,
+            clock=clock,
+        )
         self.metrics.since_poll.set_function(self.vitals.since_poll_s)
         self._consuming: asyncio.Task[None] | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -116,18 +144,22 @@ class Worker:
         publishing = self._spawn("publisher", self._publisher.run(identity))
         # Without it no end can be told, so there is nothing to wait for.
         publishing.add_done_callback(lambda _: self._hurry.set())
+        pulse = self._spawn("pulse", self.vitals.run())
+        # It ends by itself only when the engine hangs, and what that runs never ends.
+        pulse.add_done_callback(lambda _: self._hurry.set())
         self._tasks = [
             publishing,
-            self._spawn("pulse", self.vitals.run()),
+            pulse,
             self._spawn("presence", self._presence.keep(self._consumer.share_with)),
-            self._spawn("expiry", self._keep_expiring()),
+            self._spawn("leases", self._leases.keep()),
+            self._spawn("sweeps", self._keep_sweeping()),
         ]
         self._consuming = self._spawn("consumer", self._consumer.run(start))
         log.info("ready", **self._describe())
         return True
 
     def stop(self) -> None:
-        """Ask the worker to drain; `run` returns when it has. Asked twice, it gives up what still runs.
+        """Ask the worker to drain; `run` returns when it has. Asked twice, it hands back what still runs.
 
         Safe in a signal handler of the event loop.
         """
@@ -139,8 +171,8 @@ class Worker:
         """Serve until `stop`, then drain.
 
         Raises:
-            GenerationFailed: the engine, or a part of the worker, died. Its requests have been failed as
-                retryable.
+            GenerationFailed: the engine, or a part of the worker, died. Its requests have been given to
+                others, and its death counts against those that it ran.
         """
         await self._stop.wait()
         await self._drain()
@@ -212,8 +244,9 @@ class Worker:
         self._consumer.stop()
         telling = asyncio.create_task(self._presence.drain())
         if not await self._finish_running(self._drain_timeout_s, self._hurry):
-            self._give_up()
-            await self._finish_running(LAST_WORDS_S)
+            await self._hand_back()
+            if not await self._finish_running(LAST_WORDS_S):
+                await self._hand_back()  # what was still on its way into the engine
         # First nobody refreshes the card any more, then it goes.
         await _end(telling, *self._tasks, *filter(None, [self._consuming]))
         await self._presence.leave()
@@ -235,13 +268,23 @@ class Worker:
         await _end(finishing, hurrying)
         return finished
 
-    def _give_up(self) -> None:
-        # Until work can be handed back, an honest end is better than silence.
-        why = "its worker stopped" if self.vitals.fault is None else "its worker died"
-        if self._publisher.held:
-            log.warning("requests given up", count=self._publisher.held, reason=why)
-        error = GenerationFailed(f"{why} before the answer was complete: send it again", retryable=True)
-        self._publisher.give_up(Finished("failed", error=error))
+    async def _hand_back(self) -> None:
+        """Give what still runs to others, and fall silent about it."""
+        unfinished = self._publisher.unfinished()
+        if not unfinished:
+            return
+        fault = self.vitals.fault
+        log.warning("requests handed back", count=len(unfinished), reason="fault" if fault else "drain")
+        try:
+            async with asyncio.timeout(LAST_WORDS_S):
+                if fault is None:
+                    await self._broker.release(unfinished)
+                else:
+                    # One of them may be why: that has to count, or it would go on from worker to worker.
+                    await self._broker.hand_back(self.name, crashed=True)
+        except (BrokerUnavailable, TimeoutError) as error:
+            log.warning("nothing can be handed back: the leases will run out", error=str(error))
+        self._publisher.lose([delivery.key for delivery in unfinished])
 
     async def _close(self, limit_s: float) -> None:
         self._intake.close()
@@ -283,12 +326,26 @@ class Worker:
             self.vitals.fault = fault
         self._stop.set()
 
-    async def _keep_expiring(self) -> None:
+    def _asked_to_drain(self) -> None:
+        if not self._stop.is_set():
+            log.info("asked to drain")
+            self.stop()
+
+    async def _keep_sweeping(self) -> None:
         while True:
             # Each worker does it, at odds, so that no lock is needed and no single one is missed.
-            await asyncio.sleep(EXPIRE_S * random.uniform(0.7, 1.3))
-            with contextlib.suppress(BrokerUnavailable):
-                await self._broker.expire()
+            await asyncio.sleep(self._lease_s / 3 * random.uniform(0.7, 1.3))
+            try:
+                swept = await self._broker.sweep(lease_ms=round(self._lease_s * 1000))
+            except BrokerUnavailable as error:
+                log.warning("no sweep", error=str(error))
+                continue
+            self.metrics.swept(swept)
+            self._consumer.waited(swept.waited_ms)
+            if swept.requeued or swept.failed or swept.dead or swept.stray:
+                log.info(
+                    "swept", requeued=swept.requeued, failed=swept.failed, dead=swept.dead, stray=swept.stray
+                )
 
 
 async def _end(*tasks: asyncio.Task[Any]) -> None:

@@ -4,8 +4,8 @@
 -- ARGV: lease in ms (used unless the queue's control hash sets one), how many of each kind at once, then the
 -- end events: overdue, lost payload, not to be tried again, dead.
 -- Replies numbers: overdue, requeued, failed, dead, stray, whether there may be more, grace (1: nothing was
--- taken, since nobody has swept for too long to tell a silent owner from a silent server), then the time at
--- which the oldest waiting request of each lane (high, normal, bulk) was accepted, 0 if none waits.
+-- taken, since nobody has swept for too long to tell a silent owner from a silent server), then how many ms the
+-- oldest waiting request of each lane (high, normal, bulk) has waited, 0 if none waits.
 local lease = tonumber(call('HGET', T .. ':control', 'lease_ms') or ARGV[1])
 local limit = tonumber(ARGV[2])
 local events = {ARGV[4], ARGV[5], ARGV[6]}
@@ -109,20 +109,23 @@ if not cleaned or at - cleaned > 60000 then
   notes[#notes + 1] = now
 end
 
-local oldest = {}
+-- When the oldest waiting request of each lane was accepted, noted for those who watch the queue.
+local waited = {}
 for i, letter in ipairs({'h', 'n', 'b'}) do
-  oldest[i] = 0
+  local accepted = 0
   local groups = redis.pcall('XINFO', 'GROUPS', T .. STREAMS[letter])
   for _, group in ipairs(groups.err and {} or groups) do
     local values = {}
     for j = 1, #group, 2 do values[group[j]] = group[j + 1] end
     if values.name == 'w' then
-      local entry = call('XRANGE', T .. STREAMS[letter], '(' .. values['last-delivered-id'], '+', 'COUNT', 1)[1]
-      if entry then oldest[i] = tonumber(match(entry[1], '^%d+')) end
+      local after = '(' .. values['last-delivered-id']
+      local entry = call('XRANGE', T .. STREAMS[letter], after, '+', 'COUNT', 1)[1]
+      if entry then accepted = tonumber(match(entry[1], '^%d+')) end
     end
   end
+  waited[i] = accepted > 0 and at - accepted or 0
   notes[#notes + 1] = 'oldest:' .. sub(STREAMS[letter], 4)
-  notes[#notes + 1] = string.format('%.0f', oldest[i])
+  notes[#notes + 1] = string.format('%.0f', accepted)
 end
 call('HSET', T .. ':sweep', unpack(notes))
-return {#overdue, counts.requeued, counts.failed, counts.dead, counts.stray, more, grace and 1 or 0, unpack(oldest)}
+return {#overdue, counts.requeued, counts.failed, counts.dead, counts.stray, more, grace and 1 or 0, unpack(waited)}

@@ -15,7 +15,10 @@ from streamfleet_common.cards import Card, Limits
 from streamfleet_common.connections import Connections
 from streamfleet_common.deliveries import Delivery, Emission, Entry, Finish
 from streamfleet_common.errors import StreamfleetError
-from streamfleet_common.schemas import LANES, Choice, Delta, End, Envelope, Event, Failure, Start
+from streamfleet_common.keys import LETTERS
+from streamfleet_common.schemas import Choice, Delta, End, Envelope, Event, Failure, Start
+
+_LONG_MS = 24 * 3600 * 1000
 
 
 @dataclass
@@ -87,7 +90,7 @@ class HandWorker:
         taken: list[Work] = []
         while len(taken) < count:
             taken += await self.begin(
-                await self.broker.read(self.name, LANES, count - len(taken), block_ms=1000)
+                await self.broker.read(self.name, tuple(LETTERS), count - len(taken), block_ms=1000)
             )
         return taken
 
@@ -129,17 +132,16 @@ class HandWorker:
         return (await self.broker.finish([Finish(work.delivery, end)]))[0]
 
     async def lose(self, work: Work) -> None:
-        """Put a running request back in its lane, as is done when its worker is lost."""
-        keys = self.broker.keys
-        lane = work.delivery.entry.lane
-        record: Any = await self.redis.get(keys.record(work.rid))
-        head, epoch, eid, _, *rest = record.decode().split("|")
-        fields: Any = {"r": work.rid, "p": work.delivery.entry.payload}
-        entry: Any = await self.redis.xadd(keys.lane(lane), fields)
-        queued = [f"Q{head[1:]}", str(int(epoch) + 1), entry.decode(), "", *rest]
-        await self.redis.set(keys.record(work.rid), "|".join(queued))
-        await self.redis.xack(keys.lane(lane), "w", eid)
-        await self.redis.xdel(keys.lane(lane), eid)
+        """Let a sweep take back a running request, as if its worker had fallen silent; see its policy."""
+        keys, entry = self.broker.keys, work.delivery.entry
+        # Silent for longer than any lease: what a sweep goes by.
+        await self.redis.xclaim(
+            keys.stream(entry.stream), "w", self.name, 0, [entry.eid], idle=_LONG_MS, justid=True
+        )
+        now = int((await self.redis.time())[0]) * 1000
+        await self.redis.hset(keys.sweep, mapping={"last": now, "grace_until": 0})
+        swept = await self.broker.sweep(lease_ms=_LONG_MS - 1)
+        assert swept.requeued + swept.failed == 1, swept
 
     async def cut_subscribers(self) -> None:
         """Cut every pub/sub connection."""

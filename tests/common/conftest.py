@@ -13,9 +13,17 @@ from streamfleet_common.connections import Connections
 from streamfleet_common.keys import Keys
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run the tests of a module with `PROTOCOLS` in each of them: their replies differ in shape."""
+    protocols = getattr(metafunc.module, "PROTOCOLS", None)
+    if protocols and "connections" in metafunc.fixturenames:
+        metafunc.parametrize("connections", protocols, indirect=True)
+
+
 @pytest.fixture
-async def connections(redis_url: str) -> AsyncIterator[Connections]:
-    opened = Connections.open(redis_url)
+async def connections(request: pytest.FixtureRequest, redis_url: str) -> AsyncIterator[Connections]:
+    protocol = getattr(request, "param", "resp3")
+    opened = Connections.open(f"{redis_url}?protocol={protocol[-1]}")
     yield opened
     await opened.close()
 

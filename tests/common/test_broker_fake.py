@@ -11,10 +11,11 @@ from broker_parts import DONE, START, Recorder, begin, delta, emission, finish, 
 from eventually import eventually
 from streamfleet_common import codec
 from streamfleet_common.broker import Broker
-from streamfleet_common.depth import Depth
 from streamfleet_common.cards import Card, Limits
 from streamfleet_common.connections import Connections
 from streamfleet_common.deliveries import Delivery
+from streamfleet_common.depth import Depth
+from streamfleet_common.keys import LETTERS
 from streamfleet_common.schemas import End
 from streamfleet_common.subscriber import Subscriber
 
@@ -46,8 +47,8 @@ def raw(connections: Connections) -> Any:
 
 async def assert_drained(broker: Broker, raw: Any) -> None:
     assert await raw.zcard(broker.keys.open) == 0
-    for lane in ("high", "normal", "bulk"):
-        assert await raw.xlen(broker.keys.lane(lane)) == 0
+    for stream in LETTERS:
+        assert await raw.xlen(broker.keys.stream(stream)) == 0
     for key in (*await raw.keys("*:r:*"), *await raw.keys("*:ev:*")):
         assert await raw.pttl(key) > 0
 
@@ -105,7 +106,7 @@ async def test_limits_and_conflicts(broker: Broker) -> None:
 
 
 async def test_garbage(broker: Broker, raw: Any) -> None:
-    await raw.xadd(broker.keys.lane("normal"), {"x": "y"})
+    await raw.xadd(broker.keys.stream("normal"), {"x": "y"})
     assert await broker.start("w1", await take_all(broker), START) == ["stray"]
     assert await raw.xlen(broker.keys.dead) == 1
     await assert_drained(broker, raw)
@@ -115,7 +116,7 @@ async def test_deadlines(broker: Broker, raw: Any) -> None:
     await broker.submit([submission(rid=RID, deadline_ms=1)])
     ended = 0
     while not ended:
-        ended = await broker.expire()
+        ended = (await broker.sweep()).expired
     assert ended == 1
     (record,) = await broker.status([RID], "default")
     assert record is not None

@@ -14,11 +14,11 @@ from eventually import eventually
 from lossy_proxy import LossyProxy
 from streamfleet_common import calls
 from streamfleet_common.broker import Broker
-from streamfleet_common.depth import Depth
 from streamfleet_common.calls import ATTEMPTS
 from streamfleet_common.cards import Card, Limits
 from streamfleet_common.connections import Connections
 from streamfleet_common.deliveries import Delivery
+from streamfleet_common.depth import Depth
 from streamfleet_common.embedded import EmbeddedBroker
 from streamfleet_common.errors import BrokerUnavailable
 from streamfleet_common.schemas import LANES, End
@@ -132,7 +132,7 @@ async def test_a_lost_reply_of_finish(lossy: Broker, proxy: LossyProxy, raw: Any
     assert raw.zcard(f"{T}:open") == raw.xlen(f"{T}:s:normal") == 0
 
 
-async def test_lost_replies_of_cancel_and_expire(lossy: Broker, proxy: LossyProxy, raw: Any) -> None:
+async def test_lost_replies_of_cancel_and_sweep(lossy: Broker, proxy: LossyProxy, raw: Any) -> None:
     await lossy.submit([submission(rid=RID, stream=True), submission(deadline_ms=1)])
     lose(proxy, lossy, "cancel")
     assert await lossy.cancel([RID], "default") == ["cancelled"]
@@ -140,8 +140,8 @@ async def test_lost_replies_of_cancel_and_expire(lossy: Broker, proxy: LossyProx
     assert events_of(raw) == ["1-1"]
     deadline = raw.zrange(f"{T}:open", 0, -1, withscores=True)[0][1]
     await eventually(lambda: raw.time()[0] * 1000 + raw.time()[1] // 1000 > deadline)
-    lose(proxy, lossy, "expire")
-    assert await lossy.expire() == 0  # the one that did it was not heard
+    lose(proxy, lossy, "sweep")
+    assert (await lossy.sweep()).expired == 0  # the one that did it was not heard
     assert proxy.lost.is_set()
     assert raw.zcard(f"{T}:open") == 0
 
@@ -287,8 +287,8 @@ async def test_everything_lost_while_work_runs(broker: Broker, raw: Any) -> None
     raw.flushall()
     assert await broker.emit([emission(delivery, 1, b"x")]) == [False]
     assert await broker.finish([finish(delivery)]) == [False]
-    assert await broker.expire() == 0
-    assert raw.keys("*") == []
+    assert (await broker.sweep()).expired == 0
+    assert raw.keys("*") == [f"{T}:sweep".encode()]
 
 
 async def test_a_lane_of_another_kind_is_told(broker: Broker, raw: Any) -> None:
@@ -313,7 +313,7 @@ async def test_flushed_scripts_are_sent_again(broker: Broker, raw: Any) -> None:
     raw.script_flush()
     assert await broker.cancel([RID], "default") == ["done"]
     raw.script_flush()
-    await broker.expire()
+    await broker.sweep()
     raw.script_flush()
     await broker.announce(CARD)
     assert await broker.cards() == [CARD]
@@ -354,7 +354,7 @@ async def test_full_memory(broker: Broker, raw: Any, full_memory: Callable[[], N
     if started[1] != "expired":
         deadline = raw.zscore(f"{T}:open", fourth.envelope.rid)
         await eventually(lambda: raw.time()[0] * 1000 + raw.time()[1] // 1000 > deadline)
-        assert await broker.expire() == 1
+        assert (await broker.sweep()).expired == 1
     assert await broker.finish([finish(started[0])]) == [True]
     await broker.announce(CARD)
     assert await broker.cards() == [CARD]

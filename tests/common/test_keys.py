@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from redis.crc import key_slot
 
-from streamfleet_common.keys import GROUP, QUEUES, Keys
+from streamfleet_common.keys import AGAIN, GROUP, LETTERS, QUEUES, STREAMS, Keys
 from streamfleet_common.schemas import LANES, new_rid
 
 RID = "07" + "0123456789abcdef" * 2
@@ -18,7 +18,11 @@ def test_names() -> None:
     assert keys.dead == "{q:chat:7}:dead"
     assert keys.workers == "{q:chat:7}:workers"
     assert keys.control == "{q:chat:7}:control"
-    assert keys.lane("bulk") == "{q:chat:7}:s:bulk"
+    assert keys.later == "{q:chat:7}:later"
+    assert keys.sweep == "{q:chat:7}:sweep"
+    assert keys.stream("bulk") == "{q:chat:7}:s:bulk"
+    assert keys.stream("bulk:again") == "{q:chat:7}:s:bulk:again"
+    assert keys.stream("solo") == "{q:chat:7}:s:solo"
     assert keys.record(RID) == f"{{q:chat:7}}:r:{RID}"
     assert keys.log(RID) == f"{{q:chat:7}}:ev:{RID}"
     assert keys.channel("acme", RID) == f"{{q:chat:7}}:c:acme:{RID}"
@@ -30,10 +34,10 @@ def test_names() -> None:
 @pytest.mark.parametrize("shard", [0, 1, 255])
 def test_all_names_of_a_shard_lie_in_one_slot(queue: str, shard: int) -> None:
     keys = Keys(queue, shard)
-    names = {keys.tag, keys.open, keys.dead, keys.workers, keys.control}
-    names |= {keys.lane(lane) for lane in LANES}
+    names = {keys.tag, keys.open, keys.later, keys.sweep, keys.dead, keys.workers, keys.control}
+    names |= {keys.stream(stream) for stream in LETTERS}
     names |= {keys.record(RID), keys.log(RID), keys.channel("a.b", RID)}
-    assert len(names) == 5 + len(LANES) + 3
+    assert len(names) == 7 + 7 + 3
     assert len({key_slot(name.encode()) for name in names}) == 1
 
 
@@ -45,3 +49,12 @@ def test_queues_and_shards_do_not_share_names() -> None:
 @pytest.mark.parametrize("shard", [0, 1, 16, 255])
 def test_a_rid_names_its_shard(shard: int) -> None:
     assert int(new_rid(shard)[:2], 16) == shard
+
+
+def test_every_stream_has_a_letter_of_its_own() -> None:
+    assert len(set(LETTERS.values())) == len(LETTERS) == 7
+    assert {letter: STREAMS[letter] for letter in "hnbHNBS"} == STREAMS
+    for lane, again in zip(LANES, AGAIN, strict=True):
+        assert again == f"{lane}:again"
+        # The scripts find the way back from a lane by it.
+        assert LETTERS[again] == LETTERS[lane].upper()

@@ -8,9 +8,9 @@ from streamfleet_common.errors import Undecodable
 from streamfleet_common.frames import Frame
 from streamfleet_common.records import LETTERS, STATES, Record
 
-META = "1754000000001|normal|s|600000|acme|0123abcd"
-QUEUED = f"Q1754000600001|0|1754000000001-0||0|0|0|0|{META}"
-RUNNING = f"R1754000600001|3|1754000000001-0|host:1|1754000000005|2|1|0|{META}"
+META = "1754000000001|n|s|600000|3.250.f|129|acme|0123abcd"
+QUEUED = f"Q1754000600001|0|n1754000000001-0||0|0|0|0|{META}"
+RUNNING = f"R1754000600001|3|N1754000000001-0|host:1|1754000000005|2|1|0|{META}"
 FRAME = "4-1,1754000000001,1754000000005,1754000000009,2 body|with\nanything"
 ENDED = f"E%s|4|1754000000005|2|1|0|{META}\n{FRAME}"
 
@@ -23,8 +23,11 @@ def test_queued() -> None:
         accepted_at_ms=1754000000001,
         started_at_ms=0,
         attempts=0,
+        crashes=0,
+        solo_losses=0,
         deadline_at_ms=1754000600001,
         owner="",
+        digest="0123abcd",
         end=None,
     )
 
@@ -37,8 +40,11 @@ def test_running() -> None:
         accepted_at_ms=1754000000001,
         started_at_ms=1754000000005,
         attempts=2,
+        crashes=1,
+        solo_losses=0,
         deadline_at_ms=1754000600001,
         owner="host:1",
+        digest="0123abcd",
         end=None,
     )
 
@@ -52,7 +58,15 @@ def test_ended(letter: str, state: str) -> None:
     assert (record.state, record.epoch, record.tenant, record.attempts) == (state, 4, "acme", 2)
     assert (record.accepted_at_ms, record.started_at_ms) == (1754000000001, 1754000000005)
     assert (record.deadline_at_ms, record.owner) == (0, "")
+    assert (record.crashes, record.solo_losses, record.digest) == (1, 0, "0123abcd")
     assert record.end == Frame(4, 1, b"body|with\nanything", (1754000000001, 1754000000005, 1754000000009, 2))
+
+
+def test_waiting_for_the_next_try() -> None:
+    record = Record.parse(f"Q1754000600001|4|||1754000000005|2|3|1|{META}\npay|load\n".encode() + b"\xff")
+    assert (record.state, record.epoch, record.owner, record.attempts) == ("queued", 4, "", 2)
+    assert (record.crashes, record.solo_losses, record.started_at_ms) == (3, 1, 1754000000005)
+    assert (record.tenant, record.digest, record.end) == ("acme", "0123abcd", None)
 
 
 def test_an_end_whose_body_is_no_text() -> None:

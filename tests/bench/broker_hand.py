@@ -79,6 +79,7 @@ class BrokerHand:
     """Producer and worker of one queue. Every step takes lists and is one call of the protocol."""
 
     def __init__(self, url: str, queue: str = "bench") -> None:
+        self._url = url
         self.redis: redis.asyncio.Redis = redis.asyncio.Redis.from_url(url)
         self._connections = Connections.open(url)
         self._broker = Broker(self._connections, queue)
@@ -87,7 +88,7 @@ class BrokerHand:
         self._ear = Ear()
 
     async def __aenter__(self) -> Self:
-        await self._broker.create_groups()
+        await self.prepare()
         return self
 
     async def __aexit__(
@@ -96,6 +97,14 @@ class BrokerHand:
         await self._subscriber.close()
         await self._connections.close()
         await self.redis.aclose()
+
+    def another(self, queue: str) -> BrokerHand:
+        """For another queue on the same server."""
+        return BrokerHand(self._url, queue)
+
+    async def prepare(self) -> None:
+        """Make the queue's groups."""
+        await self._broker.create_groups()
 
     # --- the steps
 
@@ -138,9 +147,9 @@ class BrokerHand:
     # --- the server
 
     async def flush(self) -> None:
-        """An empty server, and the queue's groups."""
+        """An empty server, but for the queue's groups."""
         await self.redis.flushall()
-        await self._broker.create_groups()
+        await self.prepare()
 
     async def cpu_us(self) -> float:
         """CPU time that the server has used so far; in microseconds, which /proc would round to 10,000."""

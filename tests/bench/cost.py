@@ -7,8 +7,9 @@ The steps are taken by hand, so neither client nor engine counts; batches of 32,
 bytes, deltas of 40, a listener on every request's channel. CPU is the server's own, over thousands of
 requests; the least of the rounds is the one that others disturbed least, the median is printed beside it.
 
-`growth` fills a queue and takes the same steps with so many others waiting, then with so many running; bytes
-are the server's used memory over them. A million open requests want 3 GB of memory for server and client.
+`growth` fills a queue and takes the same steps with so many others waiting, then with so many running, in
+turn with an empty queue on the same server; bytes are the server's used memory over them. A million open
+requests want 3 GB of memory for server and client.
 """
 
 from __future__ import annotations
@@ -120,21 +121,34 @@ async def emit(hand: BrokerHand, options: argparse.Namespace) -> dict[str, Any]:
 
 async def growth(hand: BrokerHand, options: argparse.Namespace) -> list[dict[str, Any]]:
     """CPU of each step with others open, and bytes of each of those."""
-    return [await _grown(hand, size, options) for size in options.sizes]
+    async with hand.another("empty") as beside:
+        return [await _grown(hand, beside, size, options) for size in options.sizes]
 
 
-async def _grown(hand: BrokerHand, size: int, options: argparse.Namespace) -> dict[str, Any]:
-    await hand.flush()
-    template, end = submission(BYTES, stream=False), result(BYTES)
-    await cycle(hand, BATCH)  # every script is known then, and every buffer has its size
-    await hand.flush()
-    empty = await hand.memory()
+async def _grown(
+    hand: BrokerHand, beside: BrokerHand, size: int, options: argparse.Namespace
+) -> dict[str, Any]:
+    end = result(BYTES)
     row: dict[str, Any] = {"open": size}
 
+    async def cost() -> dict[str, Any]:
+        """In turn with a queue that holds nothing: a host that slows down slows both."""
+        rounds, empty = [], []
+        for _ in range(options.rounds):
+            rounds.append(await cycle(hand, options.requests))
+            empty.append(await cycle(beside, options.requests))
+        return {**summary(rounds), "nothing_open": summary(empty)}
+
+    await hand.flush()
+    await cycle(hand, BATCH)  # every script is known then, and every buffer has its size
+    await hand.flush()
+    await beside.prepare()
+    nothing = await hand.memory()
+    template = submission(BYTES, stream=False)
     for first in range(0, size, FILL):
         await hand.submit(fresh(template, min(FILL, size - first)))
-    row["queued_bytes"] = (await hand.memory() - empty) / size
-    row["others_queued"] = summary([await cycle(hand, options.requests) for _ in range(options.rounds)])
+    row["queued_bytes"] = (await hand.memory() - nothing) / size
+    row["others_queued"] = await cost()
 
     # Each cycle took the oldest and left its own: there are as many as before.
     before = await hand.memory() - size * row["queued_bytes"]
@@ -142,7 +156,7 @@ async def _grown(hand: BrokerHand, size: int, options: argparse.Namespace) -> di
     while len(taken) < size:
         taken += await hand.take(min(FILL, size - len(taken)))
     row["running_bytes"] = (await hand.memory() - before) / size
-    row["others_running"] = summary([await cycle(hand, options.requests) for _ in range(options.rounds)])
+    row["others_running"] = await cost()
 
     before = await hand.memory() - size * row["running_bytes"]
     await each(taken, FILL, lambda some: hand.finish(some, end))
@@ -189,14 +203,16 @@ def show_emit(results: dict[str, Any]) -> None:
 
 def show_growth(results: dict[str, Any]) -> None:
     """Size by size: CPU with others waiting and with others running, then bytes."""
-    print("\nCPU µs of the server a request (least of the rounds) with so many others open")
+    print("\nCPU µs of the server a request (least of the rounds) with so many others open, and with none")
     columns = ("submit", "take", "finish", "sum")
-    _head("others", columns)
+    _head("others", (*columns, "none", "more, %"))
     for rows in results.values():
         for others in ("queued", "running"):
             for row in rows:
-                least = row[f"others_{others}"]["least"]
-                _row(f"{row['open']:,} {others}", [least[step] for step in columns])
+                found = row[f"others_{others}"]
+                least, none = found["least"], found["nothing_open"]["least"]["sum"]
+                more = 100 * (least["sum"] / none - 1)
+                _row(f"{row['open']:,} {others}", [*(least[step] for step in columns), none, more])
     print(f"\nBytes of the server a request, {BYTES} B of payload or result included")
     _head("open", ("queued", "running", "finished"))
     for rows in results.values():

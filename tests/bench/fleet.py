@@ -8,6 +8,7 @@ hands. All systems run against the same server, one after the other, several rou
 not the absolute figures, since machines differ and are shared. `alone` is the round trip with one request in
 flight, `crowded` the latency with 256. How each peer is set, its `*_noop.py` says. What they do for it
 differs: we admit, fence, batch and push; none of them does all of that, and none refuses when full.
+`others` are the cores that everything else on the machine took meanwhile: a row with much of it says little.
 """
 
 from __future__ import annotations
@@ -71,23 +72,44 @@ def one(name: str, broker: EmbeddedBroker, options: argparse.Namespace) -> dict[
 
 
 def ratios(rounds: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """For each round our requests per second over those of its best peer."""
+    """For each round, against its best peers: our requests per second, and our CPU time a request."""
     found = []
     for round_ in rounds:
-        rates = {name: row["requests_per_s"] for name, row in round_.items()}
-        ours = rates.pop(OURS, None)
-        if ours is not None and rates:
-            best = max(rates, key=lambda name: rates[name])
-            found.append({"best_peer": best, "ratio": round(ours / rates[best], 2)})
+        peers = {name: row for name, row in round_.items() if name != OURS}
+        if OURS not in round_ or not peers:
+            continue
+        ours = round_[OURS]
+        fastest = max(peers, key=lambda name: int(peers[name]["requests_per_s"]))
+        thriftiest = min(peers, key=lambda name: _cpu(peers[name]))
+        found.append(
+            {
+                "fastest_peer": fastest,
+                "requests_per_s": round(ours["requests_per_s"] / peers[fastest]["requests_per_s"], 2),
+                "thriftiest_peer": thriftiest,
+                "cpu": round(_cpu(ours) / _cpu(peers[thriftiest]), 2),
+                "others_cores": max(row["others_cores"] for row in round_.values()),
+            }
+        )
     return found
+
+
+def _cpu(row: dict[str, Any]) -> float:
+    return float(sum(row["cpu_us"].values()))
+
+
+HEAD = (
+    f"{'':12} {'':>8} {'alone, ms':>19} {'crowded, ms':>19}   {'CPU µs a request':>35}   {'others,':>7}\n"
+    f"{'':12} {'req/s':>8} {'p50':>9} {'p99':>9} {'p50':>9} {'p99':>9}   "
+    f"{'producer':>8} {'worker':>8} {'redis':>8} {'sum':>8}   {'cores':>7}"
+)
 
 
 def table(name: str, row: dict[str, Any]) -> str:
     """A line of figures."""
     times = " ".join(f"{row[part][cut]:>9}" for part in ("alone", "crowded") for cut in ("p50_ms", "p99_ms"))
-    cpu = row["cpu_us"]
-    parts = " ".join(f"{cpu[part]:>8}" for part in ("producer", "worker", "redis"))
-    return f"{name:12} {row['requests_per_s']:>8,} {times}   {parts} {sum(cpu.values()):>8.1f}"
+    parts = " ".join(f"{row['cpu_us'][part]:>8}" for part in ("producer", "worker", "redis"))
+    figures = f"{row['requests_per_s']:>8,} {times}   {parts} {_cpu(row):>8.1f}"
+    return f"{name:12} {figures}   {row['others_cores']:>7}"
 
 
 def main() -> None:
@@ -115,9 +137,7 @@ def main() -> None:
             print(
                 f"{server}; {options.in_flight} in flight, batch {options.batch}, {options.seconds:g} s each"
             )
-            print(f"{'':12} {'':8} {'alone, ms':>19} {'crowded, ms':>19}   {'CPU µs a request':>35}")
-            head = " ".join(f"{cut:>9}" for cut in ("p50", "p99", "p50", "p99"))
-            print(f"{'':12} {'req/s':>8} {head}   {'producer':>8} {'worker':>8} {'redis':>8} {'sum':>8}")
+            print(HEAD)
         for _ in range(options.rounds):
             rounds.append({})
             for name in names:
@@ -126,10 +146,14 @@ def main() -> None:
                     print(table(name, rounds[-1][name]), flush=True)
     best = ratios(rounds)
     if options.json:
-        print(json.dumps({"server": server, "rounds": rounds, "best_peer": best}, indent=2))
+        print(json.dumps({"server": server, "rounds": rounds, "against_best_peers": best}, indent=2))
     else:
         for found in best:
-            print(f"{OURS} ÷ {found['best_peer']} (the best peer of the round): {found['ratio']}")
+            print(
+                f"against the best peer of a round: {found['requests_per_s']} times the requests per second "
+                f"({found['fastest_peer']}), {found['cpu']} times the CPU time ({found['thriftiest_peer']}); "
+                f"others took up to {found['others_cores']} cores"
+            )
 
 
 if __name__ == "__main__":

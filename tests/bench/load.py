@@ -144,6 +144,7 @@ class _Meter:
     def __init__(self, load: Load) -> None:
         self._load = load
         self._cpu = self._used()
+        self._others_before = self._others()
         self.began = time.perf_counter()
 
     def result(self, trips: list[float], latencies: list[float]) -> dict[str, Any]:
@@ -154,8 +155,15 @@ class _Meter:
             "requests_per_s": round(count / seconds),
             "alone": percentiles(trips),
             "crowded": percentiles(latencies),
+            "others_cores": round(max(0.0, self._others() - self._others_before) / seconds / 1e6, 2),
             "cpu_us": {part: round((us - self._cpu[part]) / count, 1) for part, us in self._used().items()},
         }
+
+    def _others(self) -> float:
+        """CPU time of all that is not measured here, in microseconds; what the host took away counts, too."""
+        # user nice system idle iowait irq softirq steal; guests are in user and nice.
+        ticks = [int(field) for field in Path("/proc/stat").read_text().split("\n")[0].split()[1:9]]
+        return (sum(ticks) - ticks[3] - ticks[4]) * TICK_US - sum(self._used().values())
 
     def _used(self) -> dict[str, float]:
         # Without descendants: in `hotspots.py` the two others are children of this process.

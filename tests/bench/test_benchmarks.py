@@ -29,6 +29,7 @@ def test_the_fleet_goes_through_a_round() -> None:
     (round_,) = found("fleet.py", *arguments, "--in-flight", "8")["rounds"]
 
     row = round_["streamfleet"]
+    assert row["others_cores"] >= 0
     assert row["requests"] >= 8
     assert 0 < row["alone"]["p50_ms"] <= row["alone"]["p99_ms"]
     assert 0 < row["crowded"]["p50_ms"] <= row["crowded"]["p99_ms"]
@@ -56,6 +57,7 @@ def test_bytes_and_cost_of_open_requests_are_measured() -> None:
 
     assert [row["open"] for row in rows] == [256, 512]
     for row in rows:
+        assert row["others_queued"]["nothing_open"]["least"].keys() == row["others_running"]["least"].keys()
         # 200 of them are the request itself or its result; running adds what the group keeps of an entry.
         assert row["finished_bytes"] > 200
         assert 200 < row["queued_bytes"] < row["running_bytes"]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import subprocess
+import sys
 from collections.abc import Iterator
 from threading import Thread
 
@@ -36,3 +38,20 @@ def test_what_the_engine_says_on_its_thread_is_a_line_like_any_other(
     (line,) = capsys.readouterr().err.splitlines()
     said = json.loads(line)
     assert (said["event"], said["level"], said["worker"]) == ("loading m", "info", "w1")
+
+
+def test_a_log_that_nobody_reads_any_more_ends_nobody() -> None:
+    script = (
+        "import sys, structlog; from streamfleet_worker import logs; logs.configure('json', 'info');"
+        "sys.stdin.read(); log = structlog.get_logger(); [log.info('x' * 9000) for _ in range(3)]; print('on')"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stderr is not None
+        process.stderr.close()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.close()
+        assert process.stdout.read() == b"on\n"
+        assert process.wait(30) == 0

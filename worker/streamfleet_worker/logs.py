@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TextIO, cast
 
 import structlog
 
@@ -14,6 +16,28 @@ class _Forwarder(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         structlog.get_logger().log(record.levelno, record.getMessage())
+
+
+class _StandardError:
+    """Standard error for as long as somebody reads it: a log that cannot be written is no reason to die."""
+
+    def write(self, text: str) -> int:
+        self._try(lambda: sys.stderr.write(text))
+        return len(text)
+
+    def flush(self) -> None:
+        self._try(sys.stderr.flush)
+
+    def _try(self, step: Callable[[], object]) -> None:
+        try:
+            step()
+        except BrokenPipeError:
+            # What is buffered would be tried again each time, at last at the end of the process.
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, sys.stderr.fileno())
+            os.close(nowhere)
+        except OSError:
+            pass  # a full disk, say: later lines may find room
 
 
 def configure(log_format: str, level: str, **bound: str) -> None:
@@ -43,7 +67,7 @@ def configure(log_format: str, level: str, **bound: str) -> None:
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=structlog.PrintLoggerFactory(cast(TextIO, _StandardError())),
         cache_logger_on_first_use=True,
     )
     engine = logging.getLogger("streamfleet_worker")

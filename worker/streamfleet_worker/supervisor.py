@@ -169,7 +169,7 @@ class Supervisor:
         ordered = child.killed or (child.told_to_stop and status == -signal.SIGTERM)
         crashed = not (status == 0 or ordered or child.no_broker)
         # Before anything else: somebody waits for an answer.
-        handing_back = asyncio.create_task(self._give_to_others(child.name, crashed))
+        handing_back = asyncio.create_task(self._give_to_others(child, crashed))
         how, reason = child.how(), await child.reason()
         if post.child is not child or self._stop.is_set():
             log.info("worker ended", number=post.number, name=child.name, reason=reason, how=how)
@@ -180,20 +180,23 @@ class Supervisor:
             self._vacant(post, child, reason, how)
         await handing_back
 
-    async def _give_to_others(self, name: str, crashed: bool) -> None:
+    async def _give_to_others(self, child: Child, crashed: bool) -> None:
+        if not (crashed or child.ready.is_set()):
+            return  # it never held anything
         # Leases last for longer while Redis is away.
         limit = self._clock() + 2 * self._lease_s
         while True:
             try:
-                count = await self._hand_back(name, crashed=crashed)
+                count = await self._hand_back(child.name, crashed=crashed)
             except BrokerUnavailable as error:
                 if self._clock() >= limit:
-                    log.error("work not handed back: it waits for its lease", name=name, error=str(error))
+                    message = "work not handed back: it waits for its lease"
+                    log.error(message, name=child.name, error=str(error))
                     return
                 await self._sleep(self._jitter(0.0, HAND_BACK_AGAIN_S))
             else:
                 if count:
-                    log.info("work handed back", name=name, requests=count, crashed=crashed)
+                    log.info("work handed back", name=child.name, requests=count, crashed=crashed)
                 return
 
     def _vacant(self, post: Post, child: Child | None, reason: str, how: str) -> None:

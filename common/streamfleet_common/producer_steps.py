@@ -14,7 +14,7 @@ from streamfleet_common.errors import InvalidRequest, Undecodable
 from streamfleet_common.frames import Frame
 from streamfleet_common.keys import GROUP, LETTERS, QUEUES
 from streamfleet_common.records import STATES, Record
-from streamfleet_common.schemas import End, Envelope, Failure, State
+from streamfleet_common.schemas import End, Failure, State
 from streamfleet_common.steps import Steps
 from streamfleet_common.submissions import Submission, Submitted
 
@@ -30,18 +30,7 @@ class ProducerSteps(Steps):
         for submission in submissions:
             envelope = submission.envelope
             items.append(
-                (
-                    envelope.rid,
-                    LETTERS[envelope.lane],
-                    "s" if envelope.stream else "-",
-                    envelope.deadline_ms,
-                    envelope.result_ttl_ms,
-                    _policy(envelope),
-                    submission.tokens,
-                    envelope.tenant,
-                    submission.digest,
-                    submission.payload,
-                )
+                (envelope.rid, envelope.deadline_ms, _about(submission), submission.payload),
             )
         outcomes: list[Submitted] = []
         for reply in await self._calls.script_in_batches("submit", [max_queue_depth], items):
@@ -152,10 +141,15 @@ class ProducerSteps(Steps):
         await self._calls.ask(self._commands.ping)
 
 
-def _policy(envelope: Envelope) -> str:
+def _about(submission: Submission) -> str:
+    """What the record shall say of a request; see `lua/submit.lua`."""
+    envelope = submission.envelope
     retry = envelope.retry
-    restart = "f" if envelope.on_restart == "fail" else "r"
-    return f"{retry.attempts or 0}.{retry.backoff_ms}.{restart}"
+    return (
+        f"{LETTERS[envelope.lane]}|{'s' if envelope.stream else '-'}|{envelope.result_ttl_ms}"
+        f"|{retry.attempts or 0}.{retry.backoff_ms}.{'f' if envelope.on_restart == 'fail' else 'r'}"
+        f"|{submission.tokens}|{envelope.tenant}|{submission.digest}"
+    )
 
 
 def _state(letter: bytes) -> State:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, cast
 
 from redis import exceptions as redis_errors
 
@@ -106,9 +106,9 @@ class WorkerSteps(Steps):
         items = [(entry.rid, entry.place) for entry in entries]
         started: list[Delivery | NotStarted] = []
         for batch in batches(items):
-            _, *replies = await self._calls.script("start", _start_args(owner, start, 0, (), batch))
-            for reply in replies:
-                started.append(_started(entries[len(started)], owner, reply))
+            _, now, *replies = await self._calls.script("start", _start_args(owner, start, 0, (), batch))
+            for outcome in replies[3::4]:
+                started.append(_started(entries[len(started)], owner, int(now), outcome))
         return started
 
     async def take(
@@ -129,15 +129,12 @@ class WorkerSteps(Steps):
             InvalidRequest: an owner whose name no record can hold.
         """
         args = _start_args(owner, start, count, streams, [(entry.rid, entry.place) for entry in entries])
-        make_room, *replies = await self._calls.script("start", args)
+        make_room, now, *replies = await self._calls.script("start", args)
+        now_ms = int(now)
         started: list[tuple[Entry, Delivery | NotStarted]] = []
-        for at, reply in enumerate(replies):
-            if at < len(entries):
-                entry = entries[at]
-            else:
-                place, rid = reply[0].decode(), reply[1].decode("ascii", "replace")
-                entry = Entry(rid, place[1:], STREAMS[place[0]], reply[2])
-            started.append((entry, _started(entry, owner, reply)))
+        for place, rid, payload, outcome in zip(*[iter(replies)] * 4, strict=True):
+            entry = entries[len(started)] if place is None else _entry_at(place.decode(), rid, payload)
+            started.append((entry, _started(entry, owner, now_ms, outcome)))
         return Taken(started, bool(make_room))
 
     async def renew(self, owner: str, deliveries: Sequence[Delivery]) -> Renewal:
@@ -215,9 +212,16 @@ def _start_args(
     return [owner, codec.encode(start), _EXPIRED, count, letters, *chain.from_iterable(items)]
 
 
-def _started(entry: Entry, owner: str, reply: Sequence[Any]) -> Delivery | NotStarted:
-    outcome = reply[3].decode()
-    return Delivery(entry, owner, *reply[4:]) if outcome == "ok" else outcome
+def _started(entry: Entry, owner: str, now_ms: int, outcome: bytes) -> Delivery | NotStarted:
+    word, *numbers = outcome.decode().split("|")
+    if word != "ok":
+        return cast("NotStarted", word)
+    epoch, accepted, deadline, attempts, crashes = map(int, numbers)
+    return Delivery(entry, owner, epoch, now_ms, accepted, deadline, attempts, crashes)
+
+
+def _entry_at(place: str, rid: bytes, payload: bytes) -> Entry:
+    return Entry(rid.decode("ascii", "replace"), place[1:], STREAMS[place[0]], payload)
 
 
 def _too_large(end: End, size: int) -> End:

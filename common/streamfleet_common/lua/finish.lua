@@ -18,19 +18,21 @@ local function repeated(record, fence, letter, event)
     and sub(record, -#event - 1) == ' ' .. event
 end
 
+local done = {} -- the same request twice in one batch must not end twice
 for i, rid in ipairs(rids) do
   local at = 4 * i - 3
-  local fence, record = ARGV[at + 1], known[i]
+  local fence, record, letter = ARGV[at + 1], known[i], ARGV[at + 2]
+  if done[rid] then record = done[rid] end
   if not record then
     replies[i] = {'gone'}
   elseif sub(record, 1, 1) == 'E' then
-    if repeated(record, fence, ARGV[at + 2], ARGV[at + 3]) then
+    if repeated(record, fence, letter, ARGV[at + 3]) then
       replies[i] = {'ok'}
     else
       replies[i] = {'already', sub(record, 2, 2)}
     end
   elseif sub(record, 1, 1) == 'R' and sub(record, 15, 14 + #fence) == fence then
-    local letter, outcome = ARGV[at + 2], 'ended'
+    local outcome = 'ended'
     if letter == 'T' then
       letter = 'F'
       local crashes, solo = match(record, '^[^|]*|[^|]*|[^|]*|[^|]*|[^|]*|[^|]*|(%d+)|(%d+)|')
@@ -40,10 +42,7 @@ for i, rid in ipairs(rids) do
       terminal(rid, record, letter, ARGV[at + 3], now)
     end
     replies[i] = {outcome == 'again' and 'again' or 'ok'}
-    -- The same request twice in one batch must not end twice.
-    for j = i + 1, #rids do
-      if rids[j] == rid then known[j] = outcome == 'again' and 'Q' or 'E' .. letter end
-    end
+    done[rid] = outcome == 'again' and 'Q' or 'E' .. letter
   else
     replies[i] = {'fenced'}
   end

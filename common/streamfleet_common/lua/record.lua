@@ -69,18 +69,20 @@ local function leave(place, rid)
   entries[#entries + 1] = sub(place, 2)
 end
 
+-- What an end keeps of an open record, in one scan: epoch, place, started, attempts, the rest from crashes on,
+-- and of this accepted, stream, ttl, tokens, tenant.
+local ENDING = '^[QR]%d+|(%d+)|([^|]*)|[^|]*|(%d+)|(%d+)|(%d+|%d+|(%d+)|%a|([s-])|(%d+)|[^|]*|(%d+)|([^|]*)|[^|\n]*)'
+
 -- The only writer of an end. The caller has checked that the record is open.
 local function terminal(rid, record, letter, body, now)
   ended.rids[#ended.rids + 1] = rid
-  local deadline, epoch, place, owner, started, attempts, crashes, solo, meta = open_fields(record)
-  if not deadline then return end -- written by hand: it must not hold up the rest of the batch
-  if place == '' then meta = match(meta, '^[^\n]*') end
-  local accepted, _, stream, ttl, tokens, tenant = meta_fields(meta)
+  local epoch, place, started, attempts, rest, accepted, stream, ttl, tokens, tenant = match(record, ENDING)
+  if not epoch then return end -- written by hand: it must not hold up the rest of the batch
   epoch = string.format('%.0f', epoch + 1)
   local head = epoch .. '-1,' .. accepted .. ',' .. started .. ',' .. now .. ',' .. attempts
   local frame = head .. ' ' .. body
   call('SET', T .. ':r:' .. rid, 'E' .. letter .. '|' .. epoch .. '|' .. started .. '|' .. attempts .. '|'
-    .. crashes .. '|' .. solo .. '|' .. meta .. '\n' .. frame, 'PX', ttl)
+    .. rest .. '\n' .. frame, 'PX', ttl)
   if stream == 's' then
     log(rid, epoch .. '-1', frame)
     call('PEXPIRE', T .. ':ev:' .. rid, LOG_LINGER_MS)

@@ -3,9 +3,9 @@
 -- ARGV: owner, start event, end event of an expired request, count, the letters of the streams to look into in
 -- this order, then rid and place for each that was read.
 -- Replies whether the caller should make room (0 or 1: a suspect waits to run alone, and this owner is to take
--- it), then one array a delivery: place, rid, payload (false, false, false for one that the caller has read),
--- and ok, epoch, now, accepted, deadline, attempts, crashes | gone (ended, or superseded by a newer entry) |
--- lost (another owner runs it) | expired | stray (dead letter).
+-- it), now, then four values a delivery: place, rid, payload (false for one that the caller has read), and
+-- ok|epoch|accepted|deadline|attempts|crashes, or gone (ended, or superseded by a newer entry), lost (another
+-- owner runs it), expired, stray (dead letter).
 local owner, start_event, expired_event, count, letters = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), ARGV[5]
 local SUSPECT_MS = 30000 -- how long one owner is waited for to take a suspect, before another is asked
 local now = clock()
@@ -13,8 +13,9 @@ local rids, places, payloads = {}, {}, {}
 for at = 6, #ARGV, 2 do
   rids[#rids + 1] = ARGV[at]
   places[#places + 1] = ARGV[at + 1]
+  payloads[#payloads + 1] = false
 end
-local replies = {0}
+local replies = {0, now}
 
 local function new_entries(letter, most)
   local key = T .. STREAMS[letter]
@@ -72,60 +73,71 @@ if #rids == 0 then
   return failure or replies
 end
 
+-- Of a queued record, in one scan: deadline, epoch, place, attempts, the rest from crashes on, and of this
+-- crashes, accepted, stream.
+local QUEUED = '^Q(%d+)|(%d+)|([^|]*)||%d+|(%d+)|((%d+)|%d+|(%d+)|%a|([s-])|.*)$'
 local known = records(rids)
 local writes, drop, seen = {}, {}, {}
-for i, rid in ipairs(rids) do
-  local place, record = places[i], known[i]
-  local reply = payloads[i] and {place, rid, payloads[i]} or {false, false, false}
-  local function say(...)
-    for _, value in ipairs({...}) do reply[#reply + 1] = value end
-  end
-  local letter, eid = sub(place, 1, 1), sub(place, 2)
-  -- The same entry twice in one batch gets one answer.
-  local name = place .. ' ' .. rid
-  local earlier = seen[name]
-  seen[name] = earlier or i
-  if earlier then
-    reply = replies[earlier + 1]
-  elseif not record then
+
+local function begin(rid, place, record)
+  if not record then
+    local letter, eid = sub(place, 1, 1), sub(place, 2)
     call('XACK', T .. STREAMS[letter], 'w', eid)
     -- A repetition of this call must not bury it twice.
     if call('XDEL', T .. STREAMS[letter], eid) == 1 then
       bury(rid, 'no record of this request', {'stream', sub(STREAMS[letter], 4), 'entry', eid})
     end
-    say('stray')
-  else
-    local deadline, epoch, its_place, its_owner, started, attempts, crashes, solo, meta = open_fields(record)
-    if not deadline or its_place ~= place then
-      drop[letter] = drop[letter] or {}
-      table.insert(drop[letter], eid)
-      say('gone')
-    elseif its_owner ~= '' and its_owner ~= owner then
-      say('lost')
-    elseif tonumber(deadline) <= tonumber(now) then
-      terminal(rid, record, 'X', expired_event, now)
-      say('expired')
-    else
-      local accepted, _, stream, ttl, _, tenant = meta_fields(meta)
-      if its_owner == '' then
-        epoch = string.format('%.0f', epoch + 1)
-        attempts = string.format('%.0f', attempts + 1)
-        started = now
-        writes[#writes + 1] = T .. ':r:' .. rid
-        writes[#writes + 1] = 'R' .. deadline .. '|' .. epoch .. '|' .. place .. '|' .. owner .. '|' .. started
-          .. '|' .. attempts .. '|' .. crashes .. '|' .. solo .. '|' .. meta
-        if stream == 's' then
-          local head = epoch .. '-0,' .. accepted .. ',' .. started .. ',' .. now .. ',' .. attempts
-          log(rid, epoch .. '-0', head .. ' ' .. start_event)
-          call('PEXPIRE', T .. ':ev:' .. rid, string.format('%.0f', deadline - now + ttl))
-          publish(tenant, rid, head, start_event)
-        end
-      end -- else the same owner asks again after a lost reply, and gets the same epoch
-      say('ok', tonumber(epoch), tonumber(now), tonumber(accepted), tonumber(deadline), tonumber(attempts),
-        tonumber(crashes))
-    end
+    return 'stray'
   end
-  replies[i + 1] = reply
+  local deadline, epoch, its_place, attempts, rest, crashes, accepted, stream = match(record, QUEUED)
+  local its_owner = ''
+  if not deadline then
+    local _, _, meta
+    deadline, epoch, its_place, its_owner, _, attempts, crashes, _, meta = open_fields(record)
+    accepted = meta and meta_fields(meta)
+  end
+  if not deadline or its_place ~= place then
+    local letter = sub(place, 1, 1)
+    drop[letter] = drop[letter] or {}
+    table.insert(drop[letter], sub(place, 2))
+    return 'gone'
+  elseif its_owner ~= '' and its_owner ~= owner then
+    return 'lost'
+  elseif tonumber(deadline) <= tonumber(now) then
+    terminal(rid, record, 'X', expired_event, now)
+    return 'expired'
+  end
+  if its_owner == '' then
+    epoch = string.format('%.0f', epoch + 1)
+    attempts = string.format('%.0f', attempts + 1)
+    writes[#writes + 1] = T .. ':r:' .. rid
+    writes[#writes + 1] = 'R' .. deadline .. '|' .. epoch .. '|' .. place .. '|' .. owner .. '|' .. now .. '|'
+      .. attempts .. '|' .. rest
+    if stream == 's' then
+      local _, _, _, ttl, _, tenant = meta_fields(match(rest, '^%d+|%d+|(.*)$'))
+      local head = epoch .. '-0,' .. accepted .. ',' .. now .. ',' .. now .. ',' .. attempts
+      log(rid, epoch .. '-0', head .. ' ' .. start_event)
+      call('PEXPIRE', T .. ':ev:' .. rid, string.format('%.0f', deadline - now + ttl))
+      publish(tenant, rid, head, start_event)
+    end
+  end -- else the same owner asks again after a lost reply, and gets the same epoch
+  return 'ok|' .. epoch .. '|' .. accepted .. '|' .. deadline .. '|' .. attempts .. '|' .. crashes
+end
+
+for i, rid in ipairs(rids) do
+  local place = places[i]
+  -- The same entry twice in one batch gets one answer.
+  local name = place .. rid
+  local outcome = seen[name]
+  if not outcome then
+    outcome = begin(rid, place, known[i])
+    seen[name] = outcome
+  end
+  local payload = payloads[i]
+  replies[4 * i - 1] = payload and place
+  replies[4 * i] = payload and rid
+  replies[4 * i + 1] = payload
+  replies[4 * i + 2] = outcome
 end
 if #writes > 0 then call('MSET', unpack(writes)) end
 for letter, eids in pairs(drop) do discard(letter, eids) end

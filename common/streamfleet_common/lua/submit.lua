@@ -1,28 +1,29 @@
 #!lua
 -- Take requests in. Without flags on purpose: a full Redis refuses it as a whole, before anything is written.
 -- KEYS[1] the tag of the shard. ARGV[1] max_queue_depth, used unless the queue's control hash sets one.
--- Then 10 values a request: rid, letter of the lane (h, n, b), "s" for streaming or "-", deadline in ms from now,
--- result ttl in ms, retry policy (`attempts.backoff.r` or `….f`), tokens it may take, tenant, digest of the
--- request, payload.
+-- Then 4 values a request: rid, deadline in ms from now, what its record shall say of it, payload.
+-- The record's part is `lane|stream|result ttl|POLICY|tokens|tenant|digest`: the letter of the lane (h, n, b), "s"
+-- for streaming or "-", ms, the retry policy (`attempts.backoff.r` or `….f`), and how many tokens it may take.
 -- Values that a record cannot hold are refused with an error, before anything is written.
 -- Replies one array a request: accepted and the depth it made | duplicate and the state letter |
 -- conflict and the state letter | full, the depth, the limit, why (requests, tokens, paused, memory) and after
 -- how many ms to try again.
 local T = KEYS[1]
-local LANES = {h = ':s:high', n = ':s:normal', b = ':s:bulk'}
-local find = string.find
-for at = 2, #ARGV, 10 do
+local LANES = {h = T .. ':s:high', n = T .. ':s:normal', b = T .. ':s:bulk'}
+local find, match, sub = string.find, string.match, string.sub
+local ABOUT = '^[hnb]|[s-]|([1-9]%d*)|%d%d?%d?%.%d+%.[rf]|(%d+)|[%w_.-]+|[^|\n]+$'
+local costs = {}
+for at = 2, #ARGV, 4 do
   -- The limits of `Envelope`. A record that breaks them could not be ended, nor could the rest of its batch.
-  local deadline, ttl = ARGV[at + 3], ARGV[at + 4]
-  if #ARGV % 10 ~= 1 or #ARGV[at] ~= 34 or not find(ARGV[at], '^[%da-f]+$') or not LANES[ARGV[at + 1]]
-    or not find(ARGV[at + 2], '^[s-]$')
-    or not find(deadline, '^[1-9]%d*$') or tonumber(deadline) > 86400000
-    or not find(ttl, '^[1-9]%d*$') or tonumber(ttl) > 604800000
-    or not find(ARGV[at + 5], '^%d%d?%d?%.%d+%.[rf]$') or #ARGV[at + 5] > 16
-    or not find(ARGV[at + 6], '^%d+$') or #ARGV[at + 6] > 9
-    or not find(ARGV[at + 7], '^[%w_.-]+$') or not find(ARGV[at + 8], '^[^|\n]+$') then
-    return redis.error_reply('ERR submit: the values of request ' .. (at + 8) / 10 .. ' are not valid')
+  local rid, deadline, about = ARGV[at], ARGV[at + 1], ARGV[at + 2]
+  local ttl, cost
+  if #ARGV % 4 == 1 and #rid == 34 and not find(rid, '[^%da-f]') and find(deadline, '^[1-9]%d*$') then
+    ttl, cost = match(about, ABOUT)
   end
+  if not ttl or tonumber(ttl) > 604800000 or tonumber(deadline) > 86400000 or #cost > 9 or #about > 400 then
+    return redis.error_reply('ERR submit: the values of request ' .. (at + 2) / 4 .. ' are not valid')
+  end
+  costs[#costs + 1] = tonumber(cost)
 end
 
 local time = redis.call('TIME')
@@ -33,9 +34,9 @@ local limit, token_limit = tonumber(control[1] or ARGV[1]), tonumber(control[2] 
 local depth = redis.call('ZCARD', T .. ':open')
 local tokens = token_limit > 0 and tonumber(redis.call('HGET', T .. ':tenants', '*') or 0) or 0
 local closed = control[3] == '1' and 'paused' or tonumber(control[4] or 0) > now and 'memory'
-local count = (#ARGV - 1) / 10
+local count = #costs
 local names = {}
-for i = 1, count do names[i] = T .. ':r:' .. ARGV[10 * i - 8] end
+for i = 1, count do names[i] = T .. ':r:' .. ARGV[4 * i - 2] end
 local known = redis.call('MGET', unpack(names))
 
 -- After how long a tenth of the queue has ended, going by the last sweeps.
@@ -51,20 +52,14 @@ end
 
 local replies, accepted, batch, added = {}, {}, {}, 0
 for i = 1, count do
-  local at = 10 * i - 8
-  local rid, tenant, digest, cost = ARGV[at], ARGV[at + 7], ARGV[at + 8], tonumber(ARGV[at + 6])
-  local record = known[i]
-  local state, its_tenant, its_digest
+  local at = 4 * i - 2
+  local rid, cost = ARGV[at], costs[i]
+  local record = known[i] or batch[rid]
   if record then
-    local head = string.match(record, '^[^\n]*')
-    state = string.sub(head, 1, 1)
-    if state == 'E' then state = string.sub(head, 2, 2) end
-    its_tenant, its_digest = string.match(head, '|([^|]*)|([^|]*)$')
-  elseif batch[rid] then
-    state, its_tenant, its_digest = 'Q', batch[rid][1], batch[rid][2]
-  end
-  if state then
-    local same = its_tenant == tenant and its_digest == digest
+    local head = match(record, '^[^\n]*')
+    local state = sub(head, 1, 1)
+    if state == 'E' then state = sub(head, 2, 2) end
+    local same = match(head, '|[^|]*|[^|]*$') == match(ARGV[at + 2], '|[^|]*|[^|]*$') -- tenant and digest
     replies[i] = {same and 'duplicate' or 'conflict', state}
   elseif closed then
     replies[i] = full(closed)
@@ -76,7 +71,7 @@ for i = 1, count do
     tokens = tokens + cost
     added = added + cost
     depth = depth + 1
-    batch[rid] = {tenant, digest}
+    batch[rid] = 'Q|' .. ARGV[at + 2]
     accepted[#accepted + 1] = at
     replies[i] = {'accepted', depth}
   end
@@ -84,16 +79,16 @@ end
 if #accepted == 0 then return replies end
 
 local records, members = {}, {}
-for _, at in ipairs(accepted) do
-  local rid, lane = ARGV[at], ARGV[at + 1]
-  local deadline = string.format('%.0f', now + ARGV[at + 3])
-  local eid = redis.call('XADD', T .. LANES[lane], '*', 'r', rid, 'p', ARGV[at + 9])
-  records[#records + 1] = T .. ':r:' .. rid
-  records[#records + 1] = 'Q' .. deadline .. '|0|' .. lane .. eid .. '||0|0|0|0|' .. string.format('%.0f', now)
-    .. '|' .. lane .. '|' .. ARGV[at + 2] .. '|' .. ARGV[at + 4] .. '|' .. ARGV[at + 5] .. '|' .. ARGV[at + 6]
-    .. '|' .. ARGV[at + 7] .. '|' .. ARGV[at + 8]
-  members[#members + 1] = deadline
-  members[#members + 1] = rid
+local text = string.format('%.0f', now)
+for i, at in ipairs(accepted) do
+  local rid, about = ARGV[at], ARGV[at + 2]
+  local deadline = string.format('%.0f', now + ARGV[at + 1])
+  local lane = sub(about, 1, 1)
+  local eid = redis.call('XADD', LANES[lane], '*', 'r', rid, 'p', ARGV[at + 3])
+  records[2 * i - 1] = T .. ':r:' .. rid
+  records[2 * i] = 'Q' .. deadline .. '|0|' .. lane .. eid .. '||0|0|0|0|' .. text .. '|' .. about
+  members[2 * i - 1] = deadline
+  members[2 * i] = rid
 end
 redis.call('MSET', unpack(records))
 redis.call('ZADD', T .. ':open', unpack(members))

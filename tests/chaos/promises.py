@@ -81,10 +81,10 @@ def _told(history: History, reading: Reading) -> Broken:
 def _may_be_told(history: History, reading: Reading, state: str) -> bool:
     if reading.error in OUTAGE_ERRORS or reading.error in CODES.get(state, set()):
         return True
-    # Two attempts that differ cannot make one text, and that is what the caller was told.
+    # Two attempts that differ cannot make one text, and that is what the caller was told; he then leaves.
     order = history.orders.get(reading.rid)
     is_signed = order is not None and order.is_signed
-    return state == "done" and is_signed and reading.how == "deltas" and reading.is_retryable
+    return state in {"done", "cancelled"} and is_signed and reading.how == "deltas" and reading.is_retryable
 
 
 def logs_close_with_the_end(history: History) -> Broken:

@@ -12,7 +12,8 @@ local known = records(rids)
 local entries = {}
 for i, rid in ipairs(rids) do
   local fence, record = ARGV[2 * i + 1], known[i]
-  if record and sub(record, 1, 1) == 'R' and sub(record, 15, 14 + #fence) == fence then
+  if record and sub(record, 1, 1) == 'R' and sub(record, 15, 14 + #fence) == fence
+    and sub(fence, -#owner - 2) == '|' .. owner .. '|' then
     local letter, eid = match(fence, '^|%d+|(%a)([^|]+)|')
     entries[letter] = entries[letter] or {}
     table.insert(entries[letter], eid)

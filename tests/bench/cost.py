@@ -139,12 +139,14 @@ async def _grown(
             empty.append(await cycle(beside, options.requests))
         return {**summary(rounds), "nothing_open": summary(empty)}
 
+    template = submission(BYTES, stream=False)
     await hand.flush()
-    await cycle(hand, BATCH)  # every script is known then, and every buffer has its size
+    # Every script is known then, and every buffer has the size that it will have later.
+    await hand.submit(fresh(template, FILL))
+    await hand.finish(await hand.take(FILL), end)
     await hand.flush()
     await beside.prepare()
     nothing = await hand.memory()
-    template = submission(BYTES, stream=False)
     for first in range(0, size, FILL):
         await hand.submit(fresh(template, min(FILL, size - first)))
     row["queued_bytes"] = (await hand.memory() - nothing) / size

@@ -86,7 +86,7 @@ class Consumer:
         self._lanes.waited(ms)
 
     def stop(self) -> None:
-        """Take no more. `run` returns once the look that is under way has been dealt with."""
+        """Take no more. `run` returns once the look that is under way is over; what it brings goes back."""
         self._stopping.set()
         self._woken.set()
 
@@ -129,15 +129,22 @@ class Consumer:
             # Asked before the look, so that the last of these comes after the time of doubt.
             self._unsure = self._clock() < self._unsure_until
             unseen = [entry for entry in await self._broker.given(self._owner) if not self._holds(entry)]
+            # However many, they are ours already; but a suspect runs alone, and the others wait for it.
+            if suspects := [entry for entry in unseen if entry.stream == "solo"]:
+                self._unsure = True
             if unseen:
-                # However many: they are ours already.
-                await self._take(start, 0, unseen)
+                await self._take(start, 0, suspects[:1] or unseen)
                 return
         if await self._take(start, room) or self._alone or self._stopping.is_set():
             return
         # Of the suspects none is waited for, since it would have to come alone.
         entries = await self._broker.read(self._owner, ALL, 1, block_ms=self._block_ms)
         self.polled_at = self._clock()
+        # One of each stream, where work came to several at one instant; and asked to stop meanwhile, none.
+        keep = 0 if self._stopping.is_set() else room
+        if surplus := entries[keep:]:
+            await self._broker.release(surplus)
+            del entries[keep:]
         if entries:
             # A burst wakes every idle worker at once. Each takes its share now; whoever comes back takes what
             # the others have left.

@@ -31,11 +31,14 @@ class LaneRotation:
     def turn(self) -> list[Lane]:
         """The lanes, in the order in which to look into them now."""
         self._turn += 1
+        if self._aged is not None and self._turn % 2 == 0:
+            # A gift, not charged: it would be paid for with turns when nothing waits too long any more.
+            return [self._aged, *(lane for lane in self._order() if lane != self._aged)]
         for lane, weight in WEIGHTS.items():
             self._credit[lane] += weight
-        order = sorted(LANES, key=lambda lane: -self._credit[lane])
-        if self._aged is not None and self._turn % 2 == 0:
-            order.remove(self._aged)
-            order.insert(0, self._aged)
+        order = self._order()
         self._credit[order[0]] -= sum(WEIGHTS.values())
         return order
+
+    def _order(self) -> list[Lane]:
+        return sorted(LANES, key=lambda lane: -self._credit[lane])

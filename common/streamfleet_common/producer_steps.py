@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from streamfleet_common import codec
 from streamfleet_common.calls import batches
@@ -16,7 +16,7 @@ from streamfleet_common.keys import GROUP, LETTERS, QUEUES
 from streamfleet_common.records import STATES, Record
 from streamfleet_common.schemas import End, Failure, State
 from streamfleet_common.steps import Steps
-from streamfleet_common.submissions import Submission, Submitted
+from streamfleet_common.submissions import Refused, Submission, Submitted
 
 
 class ProducerSteps(Steps):
@@ -32,25 +32,8 @@ class ProducerSteps(Steps):
             items.append(
                 (envelope.rid, envelope.deadline_ms, _about(submission), submission.payload),
             )
-        outcomes: list[Submitted] = []
-        for reply in await self._calls.script_in_batches("submit", [max_queue_depth], items):
-            outcome = reply[0].decode()
-            if outcome == "accepted":
-                outcomes.append(Submitted("accepted", depth=reply[1]))
-            elif outcome == "full":
-                depth, limit, reason, retry_after_ms = reply[1:]
-                outcomes.append(
-                    Submitted(
-                        "full",
-                        depth=depth,
-                        limit=limit,
-                        reason=reason.decode(),
-                        retry_after_s=retry_after_ms / 1000,
-                    )
-                )
-            else:
-                outcomes.append(Submitted(outcome, state=_state(reply[1])))
-        return outcomes
+        replies = await self._calls.script_in_batches("submit", [max_queue_depth], items)
+        return [_submitted(reply) for reply in replies]
 
     async def cancel(self, rids: Sequence[str], tenant: str) -> list[State | None]:
         """Cancel open requests.
@@ -62,11 +45,11 @@ class ProducerSteps(Steps):
         body = codec.encode(End(state="cancelled", error=error))
         states: list[State | None] = []
         for reply in await self._calls.script_in_batches("cancel", [tenant, body], [(rid,) for rid in rids]):
-            outcome = reply[0].decode()
-            if outcome == "ok":
+            outcome, _, letter = reply.partition(b"|")
+            if outcome == b"ok":
                 states.append("cancelled")
             else:
-                states.append(_state(reply[1]) if outcome == "already" else None)
+                states.append(_state(letter) if letter else None)
         return states
 
     async def status(self, rids: Sequence[str], tenant: str) -> list[Record | None]:
@@ -150,6 +133,22 @@ def _about(submission: Submission) -> str:
         f"|{retry.attempts or 0}.{retry.backoff_ms}.{'f' if envelope.on_restart == 'fail' else 'r'}"
         f"|{submission.tokens}|{envelope.tenant}|{submission.digest}"
     )
+
+
+def _submitted(reply: bytes) -> Submitted:
+    outcome, _, rest = reply.partition(b"|")
+    if outcome == b"accepted":
+        return Submitted("accepted", depth=int(rest))
+    if outcome == b"full":
+        depth, limit, reason, retry_after_ms = rest.decode().split("|")
+        return Submitted(
+            "full",
+            depth=int(depth),
+            limit=int(limit),
+            reason=cast("Refused", reason),
+            retry_after_s=int(retry_after_ms) / 1000,
+        )
+    return Submitted("duplicate" if outcome == b"duplicate" else "conflict", state=_state(rest))
 
 
 def _state(letter: bytes) -> State:

@@ -13,6 +13,10 @@ CHARACTERS_PER_TOKEN = 4
 """In English prose, for tokenizers of today: what admission by tokens goes by where only text is known."""
 
 
+Refused = Literal["", "requests", "tokens", "paused", "memory"]
+"""Why a queue takes no more: too many requests or tokens, somebody paused it, or Redis is nearly full."""
+
+
 @dataclass(frozen=True, slots=True)
 class Submission:
     """A request ready to be accepted: its envelope, and the bytes made of it.
@@ -54,7 +58,7 @@ class Submitted:
     state: State = "queued"
     depth: int = 0
     limit: int = 0
-    reason: Literal["", "requests", "tokens", "paused", "memory"] = ""
+    reason: Refused = ""
     retry_after_s: float = 0.0
 
 

@@ -180,7 +180,7 @@ class WorkerSteps(Steps):
             letter = "T" if finish.retry else STATE_LETTERS[end.state]
             items.append((delivery.entry.rid, delivery.fence, letter, body))
         replies = await self._calls.script_in_batches("finish", [], items)
-        return [reply[0] in (b"ok", b"again") for reply in replies]
+        return [reply in (b"ok", b"again") for reply in replies]
 
     async def release(self, held: Sequence[Delivery | Entry]) -> list[bool]:
         """Give back what was begun, or only read; it goes before the newcomers of its lane.

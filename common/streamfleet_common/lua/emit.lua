@@ -13,8 +13,9 @@ for i, rid in ipairs(rids) do
   if record and sub(record, 1, 1) == 'R' and sub(record, 15, 14 + #fence) == fence then
     replies[i] = 'ok'
     if event ~= '' then
-      if log(rid, id, id .. ' ' .. event) then
-        publish(ARGV[at + 2], rid, id, event)
+      local frame = id .. ' ' .. event
+      if log(rid, id, frame) then
+        publish(ARGV[at + 2], rid, id, frame)
         -- `start` has set the life of the log. If it has not, since the request does not stream or the log was
         -- deleted meanwhile, nothing else would ever remove it.
         if sub(id, -2) == '-1' and call('PTTL', T .. ':ev:' .. rid) == -1 then

@@ -2,8 +2,8 @@
 -- End running requests, if the caller still owns them.
 -- ARGV: rid, fence, state letter, end event for each. The letter T ("try again") puts the request back, if it
 -- may be tried again, and fails it otherwise.
--- Replies one array a request: ok | again | already and the state letter | fenced | gone (no record). A
--- repetition of the call that wrote the end is ok again.
+-- Replies for each: ok, again, fenced, gone (no record), or already|STATE LETTER. A repetition of the call that
+-- wrote the end is ok again.
 local rids = {}
 for at = 1, #ARGV, 4 do rids[#rids + 1] = ARGV[at] end
 local now = clock()
@@ -24,12 +24,12 @@ for i, rid in ipairs(rids) do
   local fence, record, letter = ARGV[at + 1], known[i], ARGV[at + 2]
   if done[rid] then record = done[rid] end
   if not record then
-    replies[i] = {'gone'}
+    replies[i] = 'gone'
   elseif sub(record, 1, 1) == 'E' then
     if repeated(record, fence, letter, ARGV[at + 3]) then
-      replies[i] = {'ok'}
+      replies[i] = 'ok'
     else
-      replies[i] = {'already', sub(record, 2, 2)}
+      replies[i] = 'already|' .. sub(record, 2, 2)
     end
   elseif sub(record, 1, 1) == 'R' and sub(record, 15, 14 + #fence) == fence then
     local outcome = 'ended'
@@ -41,10 +41,10 @@ for i, rid in ipairs(rids) do
     else
       terminal(rid, record, letter, ARGV[at + 3], now)
     end
-    replies[i] = {outcome == 'again' and 'again' or 'ok'}
+    replies[i] = outcome == 'again' and 'again' or 'ok'
     done[rid] = outcome == 'again' and 'Q' or 'E' .. letter
   else
-    replies[i] = {'fenced'}
+    replies[i] = 'fenced'
   end
 end
 settle()

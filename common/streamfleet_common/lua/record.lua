@@ -37,13 +37,9 @@ local function meta_fields(meta)
   return match(meta, '^(%d+)|(%a)|([s-])|(%d+)|[^|]*|(%d+)|([^|]*)|')
 end
 
-local function publish(tenant, rid, head, body)
-  local channel = T .. ':c:' .. tenant .. ':' .. rid
-  if #head + #body < MAX_FRAME then
-    call('PUBLISH', channel, head .. ' ' .. body)
-  else
-    call('PUBLISH', channel, head .. ' ')
-  end
+local function publish(tenant, rid, head, frame)
+  if #frame > MAX_FRAME then frame = head .. ' ' end
+  call('PUBLISH', T .. ':c:' .. tenant .. ':' .. rid, frame)
 end
 
 -- True if the log took the frame. It refuses an id at or below its top: the repetition of an earlier call. An
@@ -87,7 +83,7 @@ local function terminal(rid, record, letter, body, now)
     log(rid, epoch .. '-1', frame)
     call('PEXPIRE', T .. ':ev:' .. rid, LOG_LINGER_MS)
   end
-  publish(tenant, rid, head, body)
+  publish(tenant, rid, head, frame)
   ended.tokens = ended.tokens + tokens
   leave(place, rid)
 end

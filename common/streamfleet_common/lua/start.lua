@@ -116,9 +116,10 @@ local function begin(rid, place, record)
     if stream == 's' then
       local _, _, _, ttl, _, tenant = meta_fields(match(rest, '^%d+|%d+|(.*)$'))
       local head = epoch .. '-0,' .. accepted .. ',' .. now .. ',' .. now .. ',' .. attempts
-      log(rid, epoch .. '-0', head .. ' ' .. start_event)
+      local frame = head .. ' ' .. start_event
+      log(rid, epoch .. '-0', frame)
       call('PEXPIRE', T .. ':ev:' .. rid, string.format('%.0f', deadline - now + ttl))
-      publish(tenant, rid, head, start_event)
+      publish(tenant, rid, head, frame)
     end
   end -- else the same owner asks again after a lost reply, and gets the same epoch
   return 'ok|' .. epoch .. '|' .. accepted .. '|' .. deadline .. '|' .. attempts .. '|' .. crashes

@@ -5,9 +5,8 @@
 -- The record's part is `lane|stream|result ttl|POLICY|tokens|tenant|digest`: the letter of the lane (h, n, b), "s"
 -- for streaming or "-", ms, the retry policy (`attempts.backoff.r` or `….f`), and how many tokens it may take.
 -- Values that a record cannot hold are refused with an error, before anything is written.
--- Replies one array a request: accepted and the depth it made | duplicate and the state letter |
--- conflict and the state letter | full, the depth, the limit, why (requests, tokens, paused, memory) and after
--- how many ms to try again.
+-- Replies for each: accepted|DEPTH with it, duplicate|STATE LETTER, conflict|STATE LETTER, or
+-- full|DEPTH|LIMIT|WHY|MS: why is requests, tokens, paused or memory, and after so many ms one may try again.
 local T = KEYS[1]
 local LANES = {h = T .. ':s:high', n = T .. ':s:normal', b = T .. ':s:bulk'}
 local find, match, sub = string.find, string.match, string.sub
@@ -47,7 +46,7 @@ local function full(why)
     retry_after = 1000
     if rate > 0 then retry_after = math.max(100, math.min(30000, math.ceil(depth / 10 / rate * 1000))) end
   end
-  return {'full', depth, limit, why, retry_after}
+  return 'full|' .. depth .. '|' .. limit .. '|' .. why .. '|' .. retry_after
 end
 
 local replies, accepted, batch, added = {}, {}, {}, 0
@@ -60,7 +59,7 @@ for i = 1, count do
     local state = sub(head, 1, 1)
     if state == 'E' then state = sub(head, 2, 2) end
     local same = match(head, '|[^|]*|[^|]*$') == match(ARGV[at + 2], '|[^|]*|[^|]*$') -- tenant and digest
-    replies[i] = {same and 'duplicate' or 'conflict', state}
+    replies[i] = (same and 'duplicate|' or 'conflict|') .. state
   elseif closed then
     replies[i] = full(closed)
   elseif depth >= limit then
@@ -73,7 +72,7 @@ for i = 1, count do
     depth = depth + 1
     batch[rid] = 'Q|' .. ARGV[at + 2]
     accepted[#accepted + 1] = at
-    replies[i] = {'accepted', depth}
+    replies[i] = 'accepted|' .. depth
   end
 end
 if #accepted == 0 then return replies end

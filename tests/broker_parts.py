@@ -26,7 +26,7 @@ def submission(prompt: str = "Hi", **fields: Any) -> Submission:
     return Submission.of(Envelope(request=GenerateRequest(prompt=prompt), **fields))
 
 
-async def take_all(broker: Broker, owner: str = "w1", count: int = 100) -> list[Entry]:
+async def take_all(broker: Broker, owner: str = "w1", count: int = 1000) -> list[Entry]:
     """Read what waits in all streams."""
     return await broker.read(owner, STREAMS, count, block_ms=None)
 

@@ -84,13 +84,9 @@ async def test_a_renewal_in_the_name_of_another_is_none(broker: Broker, raw: Any
 
 
 async def test_many_leases_are_kept_at_once(broker: Broker, raw: Any) -> None:
-    count = BATCH + 1
-    deliveries = await begin(broker, *(submission() for _ in range(100)))
-    for _ in range(5):
-        deliveries += await begin(broker, *(submission() for _ in range(100)))
-    assert len(deliveries) > count
+    deliveries = await begin(broker, *(submission() for _ in range(BATCH + 1)))
     age(raw)
-    assert (await broker.renew("w1", deliveries)).ours == [True] * len(deliveries)
+    assert (await broker.renew("w1", deliveries)).ours == [True] * (BATCH + 1)
     assert (await sweep(broker, raw)).requeued == 0
 
 

@@ -16,6 +16,7 @@ end
 settle()
 if taken < limit then
   call('HDEL', T .. ':workers', owner)
+  call('HDEL', T .. ':control', 'drain:' .. owner)
   for letter in pairs(STREAMS) do forget(letter, owner) end
 end
 return taken

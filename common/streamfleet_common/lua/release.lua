@@ -1,6 +1,7 @@
 #!lua flags=allow-oom
 -- Give requests back, whether begun or only read; nothing is counted against them.
--- ARGV: end event of one that may not be begun again, then rid, place, fence (`|epoch|place|owner|`) for each.
+-- ARGV: end event of one that may not be begun again, then rid, place, fence (`|epoch|place|owner|`, or nothing
+-- for one that was only read) for each.
 -- Replies ok or lost for each.
 local now = clock()
 local rids = {}
@@ -21,7 +22,7 @@ for i, rid in ipairs(rids) do
         enqueue(rid, deadline, epoch, place, started, attempts, crashes, solo, meta, payload)
         replies[i] = 'ok'
       end
-    elseif sub(record, 15, 14 + #fence) == fence then
+    elseif fence ~= '' and sub(record, 15, 14 + #fence) == fence then
       if again(rid, record, crashes, solo, 0, false, ARGV[1], now) ~= 'unfound' then replies[i] = 'ok' end
     end
     -- The same request twice in one batch must not go back twice.

@@ -21,7 +21,7 @@ from streamfleet_producer.cli.demo import QUESTIONS
 
 # Nobody else asks, so the first batch never fills: the demo waits for an answer for as long as it is let.
 WAITING = environment(STREAMFLEET_MAX_DELAY_MS="60000")
-PARTS = ("process_keeper", "streamfleet_worker", "embedded_supervisor", "valkey-server")
+PARTS = ("streamfleet_worker", "embedded_supervisor", "valkey-server")
 
 
 def started(demo: Running) -> dict[int, str]:
@@ -97,7 +97,9 @@ def test_a_worker_that_dies_is_missed() -> None:
     with running("demo", "wait", env=WAITING) as demo:
         processes = started(demo)
         (worker,) = (
-            pid for pid, args in processes.items() if args.endswith("streamfleet_worker") and "{" not in args
+            pid
+            for pid, args in processes.items()
+            if args.endswith("streamfleet_worker") and not descendants(pid)
         )
         os.kill(worker, signal.SIGKILL)
 

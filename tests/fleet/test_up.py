@@ -23,10 +23,13 @@ def free_port() -> str:
 
 
 def workers_of(fleet: Running) -> dict[int, str]:
-    found = descendants(fleet.process.pid)
-    return {
-        pid: args for pid, args in found.items() if args.endswith("streamfleet_worker") and "{" not in args
-    }
+    family = descendants(fleet.process.pid)
+    (supervisor,) = (
+        pid
+        for pid, args in family.items()
+        if args.endswith("streamfleet_worker") and len(descendants(pid)) > 0
+    )
+    return descendants(supervisor)
 
 
 def test_a_fleet_is_asked_mended_and_ended() -> None:

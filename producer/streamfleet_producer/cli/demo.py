@@ -16,7 +16,7 @@ from streamfleet_producer.cli.demo_screen import Screen
 from streamfleet_producer.cli.demo_story import story
 from streamfleet_producer.cli.exchange import Exchange, Question
 from streamfleet_producer.cli.terminal import FAILED, complain, program, run, say, stdout
-from streamfleet_producer.cli.worker_process import WorkerProcess
+from streamfleet_producer.cli.workers import Workers
 from streamfleet_producer.client import Client
 
 QUEUE = "smollm2"
@@ -77,7 +77,7 @@ def _face(console: Console, plain: bool) -> Face:
 async def _demo(face: Face, exchanges: Sequence[Exchange], max_tokens: int) -> int:
     with EmbeddedBroker() as broker:
         face.done("Broker", f"Valkey {broker.version} on {broker.url}")
-        worker = WorkerProcess(_settings(broker.url))
+        worker = Workers(_settings(broker.url))
         try:
             model = os.environ.get("STREAMFLEET_MODEL", MODEL)
             with face.waiting("Worker", f"loading {model} (unpacked the first time: up to a minute)"):
@@ -111,10 +111,10 @@ def _settings(redis_url: str) -> dict[str, object]:
     return settings
 
 
-async def _until(worker: WorkerProcess, work: asyncio.Future[None] | None) -> bool:
+async def _until(worker: Workers, work: asyncio.Future[None] | None) -> bool:
     """Wait for `work`, or for the worker to be ready; False if the worker ends first."""
     while not (worker.ready if work is None else work.done()):
-        if worker.status is not None:
+        if worker.status is not None or worker.why_one_ended is not None:
             return False
         if work is None:
             await asyncio.sleep(POLL_S)
@@ -130,7 +130,7 @@ async def _ask(face: Face, redis_url: str, exchanges: Sequence[Exchange], max_to
         await asyncio.gather(*(exchange.run(fleet, face.changed, max_tokens) for exchange in exchanges))
 
 
-def _worker_ended(worker: WorkerProcess, when: str) -> int:
+def _worker_ended(worker: Workers, when: str) -> int:
     complain(f"the worker ended {when}: {worker.why_ended()}")
     say("The end of its log:", "dim")
     for line in worker.tail():

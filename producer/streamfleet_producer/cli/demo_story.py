@@ -10,7 +10,7 @@ _NUMBERS = ("No", "One", "Two", "Three", "Four", "Five", "Six", "Seven", "Eight"
 
 
 def story(exchanges: Sequence[Exchange], metrics: Mapping[str, float]) -> str:
-    """The paragraph. `metrics` are the worker's, by sample name (see `WorkerProcess.metrics`)."""
+    """The paragraph. `metrics` are the worker's, by sample name (see `Workers.metrics`)."""
     answered = [exchange for exchange in exchanges if exchange.state == "done"]
     count = len(exchanges)
     asked = f"{_NUMBERS[count] if count < len(_NUMBERS) else count} question{'s' if count != 1 else ''}"

@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-import json
+import os
 import signal
 import subprocess
-import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from types import FrameType
 
-KEEPER = Path(__file__).with_name("process_keeper.py")
-ORPHAN_GRACE_S = 0.7
-"""What a process gets to end in order once its program is gone; then it is killed."""
+ORPHAN_GRACE_S = 2.0
+"""What a process gets to end once it has been told; a second longer than a supervisor gives its workers."""
 KILL_LIMIT_S = 5.0
 LINES_KEPT = 200
 
 
-class KeptProcess:
-    """A command under a keeper (`process_keeper.py`), which ends it with this program, whatever ends that.
+class TiedProcess:
+    """A command that ends with this program, whatever ends that: it watches its standard input for it.
 
-    What the command says on stdout and stderr comes line by line to `on_line`, on a thread of its own; the
-    last lines are kept in memory, so that nothing is left on the disk.
+    To be told so it finds `STREAMFLEET_SUPERVISED={}` in its environment. What it says on stdout and stderr
+    comes line by line to `on_line`, on a thread of its own; the last lines are kept in memory, so that
+    nothing is left on the disk.
     """
 
     def __init__(
@@ -35,16 +33,16 @@ class KeptProcess:
     ) -> None:
         self._on_line = on_line
         self._lines: deque[str] = deque(maxlen=LINES_KEPT)
-        settings = {"command": list(command), "grace_s": ORPHAN_GRACE_S}
-        # A session of its own: a Ctrl-C is for this program, which then ends the others in order.
-        self._keeper = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(KEEPER), json.dumps(settings)],
+        self._process = subprocess.Popen(
+            command,
             bufsize=0,
             stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            # A Ctrl-C is for this program, which then ends the others in order.
             start_new_session=True,
-            env=dict(env),
+            # Output to a pipe, which Python would otherwise fill in blocks.
+            env={**env, "PYTHONUNBUFFERED": "1", "STREAMFLEET_SUPERVISED": "{}"},
         )
         self._reader = threading.Thread(target=self._read, name="process-output", daemon=True)
         self._reader.start()
@@ -52,7 +50,7 @@ class KeptProcess:
     @property
     def status(self) -> int | None:
         """The exit status, 128 + n for a death by signal n; None while it runs."""
-        status = self._keeper.poll()
+        status = self._process.poll()
         return status if status is None or status >= 0 else 128 - status
 
     def lines(self) -> list[str]:
@@ -63,26 +61,27 @@ class KeptProcess:
 
     def terminate(self) -> None:
         """Ask it to end in its own time."""
-        self._keeper.terminate()
+        self._process.terminate()
 
     def wait(self, limit_s: float) -> bool:
         """Whether it has ended within `limit_s` seconds."""
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._keeper.wait(limit_s)
+            self._process.wait(limit_s)
         return self.status is not None
 
     def close(self) -> None:
         """End it now, with a short grace, and wait until it is gone."""
-        assert self._keeper.stdin is not None  # noqa: S101 - the type checker cannot know it
-        self._keeper.stdin.close()
-        if not self.wait(ORPHAN_GRACE_S + KILL_LIMIT_S):
-            self._keeper.kill()
-            self._keeper.wait()
+        assert self._process.stdin is not None  # noqa: S101 - the type checker cannot know it
+        self._process.stdin.close()
+        if not self.wait(ORPHAN_GRACE_S):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
         self._reader.join(KILL_LIMIT_S)
 
     def _read(self) -> None:
-        assert self._keeper.stderr is not None  # noqa: S101
-        with self._keeper.stderr as pipe:
+        assert self._process.stdout is not None  # noqa: S101
+        with self._process.stdout as pipe:
             unread = b""
             while received := pipe.read(65536):
                 *lines, unread = (unread + received).split(b"\n")

@@ -19,17 +19,16 @@ from rich.text import Text
 from streamfleet_common.connections import redacted
 from streamfleet_common.embedded import EmbeddedBroker
 from streamfleet_common.errors import BrokerUnavailable, InvalidRequest
-from streamfleet_producer.cli.crew import Crew
 from streamfleet_producer.cli.options import DEFAULT_URL
 from streamfleet_producer.cli.terminal import FAILED, complain, program, run, say, stderr, stdout
-from streamfleet_producer.cli.worker_process import WorkerProcess
+from streamfleet_producer.cli.workers import Workers
 from streamfleet_producer.client import Client
 
 DEFAULT_PORT = 6379
 PORTS_TRIED = 100
 TICK_S = 0.1
-DRAIN_S = 40.0
-"""Longer than a worker takes by its own settings, unless they say otherwise."""
+DRAIN_S = 45.0
+"""Longer than a supervisor gives its workers by its own settings, unless they say otherwise."""
 HOST = "127.0.0.1"
 
 
@@ -115,29 +114,29 @@ async def _up(
     with _broker(redis_url, data, port) as (url, broker):
         async with Client(url, queue) as fleet:
             await fleet.depth()  # whether it can be reached, before anything is started
-        crew = Crew(count, {**settings, "redis_url": url}, _print)
+        workers = Workers({**settings, "redis_url": url}, count, _print)
         try:
-            crew.start()
             plural = "" if count == 1 else "s"
             _print(f"loading   {settings['model']} in {count} worker{plural}")
-            return await _keep(crew, broker, url, queue)
+            return await _keep(workers, broker, url, queue)
         except asyncio.CancelledError:
             # Asked to end, which is how this command is meant to end.
-            await _drain(crew)
+            await _drain(workers)
             return 0
         finally:
-            crew.kill()
+            workers.kill()
 
 
-async def _keep(crew: Crew, broker: EmbeddedBroker | None, url: str, queue: str) -> int:
-    """Run until cancelled; gives an exit status if the crew cannot even start."""
+async def _keep(workers: Workers, broker: EmbeddedBroker | None, url: str, queue: str) -> int:
+    """Run until cancelled; gives an exit status if the workers cannot even start, or no longer do."""
     greeted = False
     while True:
-        hopeless = crew.hopeless()
-        if hopeless is not None:
-            return _give_up(hopeless)
-        crew.tick()
-        if crew.all_ready and not greeted:
+        if not workers.has_served and workers.why_one_ended is not None:
+            return _give_up(workers, "the worker ended while starting")  # the next would fare no better
+        if workers.status is not None:
+            started = workers.has_served
+            return _give_up(workers, "the workers ended" if started else "the worker ended while starting")
+        if workers.ready and not greeted:
             greeted = True
             _greet(url, queue)
         if broker is not None and not broker.is_alive():
@@ -147,13 +146,13 @@ async def _keep(crew: Crew, broker: EmbeddedBroker | None, url: str, queue: str)
         await asyncio.sleep(TICK_S)
 
 
-async def _drain(crew: Crew) -> None:
+async def _drain(workers: Workers) -> None:
     if stderr().is_terminal:
         say("")  # the line begins with the `^C` that the terminal shows
     say("ending: the workers finish what they run (Ctrl-C again ends all at once)", "dim")
-    crew.terminate()
+    workers.terminate()
     for _ in range(round(DRAIN_S / TICK_S)):
-        if crew.gone:
+        if workers.status is not None:
             return
         await asyncio.sleep(TICK_S)
 
@@ -204,10 +203,10 @@ def _greet(url: str, queue: str) -> None:
     _print("Ctrl-C ends all.", "dim")
 
 
-def _give_up(worker: WorkerProcess) -> int:
-    complain(f"the worker ended while starting: {worker.why_ended()}")
+def _give_up(workers: Workers, what: str) -> int:
+    complain(f"{what}: {workers.why_ended()}")
     say("The end of its log:", "dim")
-    for line in worker.tail():
+    for line in workers.tail():
         say(f"  {line}", "dim")
     return FAILED
 

@@ -1,4 +1,4 @@
-"""`streamfleet worker`: one worker in the foreground."""
+"""`streamfleet worker`: a worker, or several, in the foreground."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated
 
 from typer import Option
 
-from streamfleet_producer.cli.worker_process import COMMAND, environment
+from streamfleet_producer.cli.workers import COMMAND, environment
 
 
 def worker(
@@ -30,6 +30,14 @@ def worker(
     max_queue_depth: Annotated[
         int | None, Option(help="Unfinished requests at which the queue refuses more.")
     ] = None,
+    workers: Annotated[
+        int | None,
+        Option(
+            "--workers",
+            "-n",
+            help="Keep so many, and start again who ends; 0 is one that nobody starts again.",
+        ),
+    ] = None,
     redis_url: Annotated[str | None, Option(help="Where Redis is.")] = None,
     http_port: Annotated[
         int | None, Option(help="Port of /healthz, /readyz and /metrics; 0 picks a free one.")
@@ -38,9 +46,10 @@ def worker(
         float | None, Option(help="How long it finishes its requests when told to stop.")
     ] = None,
 ) -> None:
-    """Run one worker in the foreground.
+    """Run one worker in the foreground, or a supervisor of several.
 
-    Ctrl-C lets it finish its requests; its exit status is 0 then. What is not given comes from the
+    Ctrl-C lets it finish its requests; its exit status is 0 then. With --workers, SIGHUP replaces the workers
+    one by one, each once its successor is ready. What is not given comes from the
     environment (STREAMFLEET_QUEUE, STREAMFLEET_MODEL, ...), else from the worker's own defaults.
     """
     settings = dict(locals())

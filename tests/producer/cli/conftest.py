@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from streamfleet_common.embedded import EmbeddedBroker
-from streamfleet_producer.cli.worker_process import WorkerProcess
+from streamfleet_producer.cli.workers import Workers
 
 READY_LIMIT_S = 30.0
 
@@ -16,7 +16,7 @@ READY_LIMIT_S = 30.0
 def fleet_url() -> Iterator[str]:
     """The URL of a broker of its own, with a scripted worker on the queue `smollm2`."""
     with EmbeddedBroker() as broker:
-        worker = WorkerProcess({"redis_url": broker.url, "queue": "smollm2", "engine": "scripted"})
+        worker = Workers({"redis_url": broker.url, "queue": "smollm2", "engine": "scripted"})
         try:
             assert worker.wait_ready(READY_LIMIT_S), worker.tail()
             yield broker.url

@@ -18,7 +18,7 @@ from typer.testing import CliRunner, Result
 from command import LIMIT_S, PROGRAM, environment, running, streamfleet
 from hand_worker import HandWorker
 from streamfleet_producer.cli.app import app
-from streamfleet_producer.cli.worker_process import COMMAND
+from streamfleet_producer.cli.workers import COMMAND
 from streamfleet_producer.client import Client
 from streamfleet_worker.settings import WorkerSettings
 

@@ -1,0 +1,197 @@
+"""The workers that the command line starts: their environment, what they log, and why they ended."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.request import urlopen
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from streamfleet_producer.cli.processes import TiedProcess
+
+HOST = "127.0.0.1"
+SCRAPE_LIMIT_S = 5.0
+TAIL_LINES = 12
+# `-P`: a file called like one of our imports, in the folder where the user happens to be, is none of ours.
+COMMAND = (sys.executable, "-P", "-m", "streamfleet_worker")
+
+
+def environment(settings: Mapping[str, object]) -> dict[str, str]:
+    """This program's environment with worker settings, by field name; those that are None are left alone."""
+    ours = {
+        f"STREAMFLEET_{name.upper()}": str(value) for name, value in settings.items() if value is not None
+    }
+    return {**os.environ, **ours}
+
+
+@dataclass(slots=True)
+class _Worker:
+    number: int
+    port: int | None = None
+    """Of its metrics, once it listens."""
+    facts: dict[str, Any] = field(default_factory=dict)
+    """What it serves, once it does."""
+
+
+class Workers:
+    """`count` workers under one supervisor, in a process tied to this one, followed by what they log.
+
+    `settings` are worker settings by field name. `say` is told in words what happens, on another thread.
+    """
+
+    def __init__(
+        self, settings: Mapping[str, object], count: int = 1, say: Callable[[str], None] = lambda _: None
+    ) -> None:
+        self._count = count
+        self._say = say
+        self._changed = threading.Condition()
+        self._workers: dict[str, _Worker] = {}
+        self.has_served = False
+        """Some worker has been ready."""
+        self.why_one_ended: str | None = None
+        """The reason that the last worker had to end, if one did without being told to."""
+        env = environment({"http_host": HOST, "http_port": 0, **settings, "workers": count})
+        self._process = TiedProcess(
+            COMMAND, {**env, "STREAMFLEET_LOG_FORMAT": "json", "STREAMFLEET_LOG_LEVEL": "info"}, self._follow
+        )
+
+    @property
+    def ready(self) -> bool:
+        """Whether all serve their queue."""
+        with self._changed:
+            return sum(bool(worker.facts) for worker in self._workers.values()) == self._count
+
+    def wait_ready(self, limit_s: float) -> bool:
+        """Whether all serve within `limit_s` seconds."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self.ready, limit_s)
+
+    @property
+    def status(self) -> int | None:
+        """The supervisor's exit status; None while it keeps the workers."""
+        return self._process.status
+
+    @property
+    def description(self) -> str:
+        """What they serve, and how, once ready."""
+        with self._changed:
+            return _description(next(worker.facts for worker in self._workers.values() if worker.facts))
+
+    def terminate(self) -> None:
+        """Tell them to drain, without waiting."""
+        self._process.terminate()
+
+    def kill(self) -> None:
+        """End them now."""
+        self._process.close()
+
+    def tail(self) -> list[str]:
+        """The end of their log, in words."""
+        lines = [line for line in self._process.lines() if "supervisor" not in (_record(line) or {})]
+        return [_worded(line) for line in lines[-TAIL_LINES:]]
+
+    def why_ended(self) -> str:
+        """The reason for the end of one of them, or of all, in one line."""
+        status = self.status
+        if status is None:
+            return self.why_one_ended or "it ended"
+        for line in reversed(self._process.lines()):
+            record = _record(line)
+            if record is None and line.strip():
+                return line.strip()  # the last line of a traceback, or a complaint before the log was set up
+            if record is not None and record.get("level") in ("error", "critical"):
+                return str(record["event"])
+        if status > 128:
+            return f"it was killed by signal {status - 128}"
+        return f"it ended with status {status} and gave no reason"
+
+    def metrics(self) -> dict[str, float]:
+        """A worker's metrics by sample name, summed over labels; a histogram's buckets as `name_bucket{le}`.
+
+        Raises:
+            OSError: it does not answer.
+        """
+        with self._changed:
+            port = next(worker.port for worker in self._workers.values())
+        with urlopen(_metrics_url(port), timeout=SCRAPE_LIMIT_S) as reply:  # noqa: S310 - our own http address
+            text = reply.read().decode()
+        values: dict[str, float] = {}
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                le = sample.labels.get("le")
+                name = sample.name if le is None else f"{sample.name}{{{le}}}"
+                values[name] = values.get(name, 0.0) + sample.value
+        return values
+
+    def _follow(self, line: str) -> None:
+        record = _record(line)
+        if record is None:
+            return
+        with self._changed:
+            said = self._heard(record)
+            self._changed.notify_all()
+        for words in said:
+            self._say(words)
+
+    def _heard(self, record: dict[str, Any]) -> list[str]:
+        """Take a line of the log in; gives what there is to say about it."""
+        event = record["event"]
+        if event == "worker started":
+            self._workers[record["name"]] = _Worker(record["number"])
+        elif event == "worker ended":
+            self._workers.pop(record["name"], None)
+            if "again_in_s" in record:
+                self.why_one_ended = record["reason"]
+                pause_s = max(1, math.ceil(record["again_in_s"]))
+                words = f"ended: {record['reason']}; another starts in {pause_s} s"
+                return [f"worker {record['number']}  {words}"]
+        elif (worker := self._workers.get(record.get("worker", ""))) is not None:
+            if event == "listening":
+                worker.port = int(record["port"])
+            elif event == "ready":
+                worker.facts = record
+                self.has_served = True
+                return [
+                    f"worker {worker.number}  {_description(record)}",
+                    f"          metrics {_metrics_url(worker.port)}",
+                ]
+        return []
+
+
+def _description(facts: Mapping[str, Any]) -> str:
+    device = str(facts["device"]).partition(" (")[0]  # what follows is for a log
+    return (
+        f"{facts['model']} in {facts['precision']} on {device}, "
+        f"up to {facts['max_batch_size']} requests in a batch"
+    )
+
+
+def _metrics_url(port: int | None) -> str:
+    return f"http://{HOST}:{port}/metrics"
+
+
+def _record(line: str) -> dict[str, Any] | None:
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) and "event" in record else None
+
+
+def _worded(line: str) -> str:
+    record = _record(line)
+    if record is None:
+        return line
+    details = " ".join(
+        f"{name}={value}"
+        for name, value in record.items()
+        if name not in ("event", "level", "timestamp", "worker")
+    )
+    return f"{record.get('level', ''):<8} {record['event']} {details}".rstrip()

@@ -57,6 +57,8 @@ if not grace then
     recover(letter, eids, true, events, keep, now, counts)
     if #eids == limit then more = 1 end
   end
+  settle()
+  ended = {rids = {}, entries = {}, later = {}, tokens = 0}
 end
 
 -- The audit: a slice of the open requests at a time, against what the streams really hold.
@@ -81,8 +83,9 @@ if #slice > 0 and not grace then
         elseif owner ~= '' then
           -- Acknowledged by hand: the pending lists will never show it again.
           local found = redis.pcall('XPENDING', T .. STREAMS[letter], 'w', eid, eid, 1)
-          if not found.err and #found == 0 and again(rid, record, crashes, solo, 0, false, events[2], now) then
-            counts.requeued = counts.requeued + 1
+          if not found.err and #found == 0 then
+            local what = again(rid, record, crashes, solo, 0, false, events[2], now) == 'again' and 'requeued' or 'failed'
+            counts[what] = counts[what] + 1
           end
         end
       end
@@ -90,6 +93,8 @@ if #slice > 0 and not grace then
   end
 end
 settle()
+-- A request whose record was deleted has taken its tokens with it.
+if call('ZCARD', T .. ':open') == 0 then call('DEL', T .. ':tenants') end
 notes[#notes + 1] = 'audited'
 notes[#notes + 1] = #slice == limit and first + limit or 0
 

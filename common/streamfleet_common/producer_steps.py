@@ -25,14 +25,19 @@ class ProducerSteps(Steps):
     async def submit(
         self, submissions: Sequence[Submission], *, max_queue_depth: int = MAX_QUEUE_DEPTH
     ) -> list[Submitted]:
-        """Take requests in, or say why not. `max_queue_depth` counts only where no worker has set one."""
+        """Take requests in, or say why not. `max_queue_depth` counts only where no worker has set one.
+
+        Raises:
+            BrokerUnavailable: `reason="not_durable"` where the broker's durability asks for a confirmation, and
+                none came. The requests may be in all the same: submit them again with the same ids.
+        """
         items = []
         for submission in submissions:
             envelope = submission.envelope
             items.append(
                 (envelope.rid, envelope.deadline_ms, _about(submission), submission.payload),
             )
-        replies = await self._calls.script_in_batches("submit", [max_queue_depth], items)
+        replies = await self._calls.script_in_batches("submit", [max_queue_depth], items, durable=True)
         return [_submitted(reply) for reply in replies]
 
     async def cancel(self, rids: Sequence[str], tenant: str) -> list[State | None]:

@@ -14,7 +14,7 @@ from typing import Any, cast
 from redis import exceptions as redis_errors
 
 from streamfleet_common import codec
-from streamfleet_common.calls import TRANSIENT, batches
+from streamfleet_common.calls import Action, batches, verdict
 from streamfleet_common.connections import BLOCK_MS
 from streamfleet_common.deliveries import (
     Delivery,
@@ -25,7 +25,7 @@ from streamfleet_common.deliveries import (
     Renewal,
     Taken,
 )
-from streamfleet_common.errors import InvalidRequest
+from streamfleet_common.errors import BrokerUnavailable, InvalidRequest
 from streamfleet_common.keys import GROUP, LETTERS, STREAMS, Stream
 from streamfleet_common.records import LETTERS as STATE_LETTERS
 from streamfleet_common.schemas import End, Failure, Start
@@ -44,12 +44,12 @@ class WorkerSteps(Steps):
 
     async def _create_group(self, stream: Stream) -> None:
         try:
-            await self._commands.xgroup_create(self.keys.stream(stream), GROUP, id="0", mkstream=True)
-        except redis_errors.ResponseError as error:
-            if "BUSYGROUP" not in str(error):
-                raise self._calls.unavailable(error) from error
-        except TRANSIENT as error:
-            raise self._calls.unavailable(error) from error
+            await self._calls.ask(
+                lambda: self._commands.xgroup_create(self.keys.stream(stream), GROUP, id="0", mkstream=True)
+            )
+        except BrokerUnavailable as error:
+            if "BUSYGROUP" not in str(error.__cause__):
+                raise
 
     async def read(
         self, owner: str, streams: Sequence[Stream], count: int, *, block_ms: int | None
@@ -78,14 +78,13 @@ class WorkerSteps(Steps):
             replies: Any = await self._connections.reader.xreadgroup(
                 GROUP, owner, dict(wanted), count=count, block=block_ms
             )
-        except redis_errors.ResponseError as error:
-            # The streams vanished (flushed, or deleted by hand): make them again and carry on.
-            if any(word in str(error) for word in ("NOGROUP", "UNBLOCKED", "WRONGTYPE")):
+        except (redis_errors.RedisError, OSError) as error:
+            unavailable = await self._calls.failed(error, self._connections.reader)
+            if verdict(error).action is Action.REGROUP:
+                # The streams vanished (flushed, or deleted by hand): make them again and carry on.
                 await self.create_groups()
                 return []
-            raise self._calls.unavailable(error) from error
-        except (redis_errors.RedisError, OSError) as error:
-            raise self._calls.unavailable(error) from error
+            raise unavailable from error
         by_stream: dict[bytes, Any] = dict(replies.items() if isinstance(replies, dict) else replies or [])
         entries: list[Entry] = []
         for stream in streams:
@@ -143,7 +142,9 @@ class WorkerSteps(Steps):
         ours: list[bool] = []
         drain = False
         for batch in list(batches(items)) or [[]]:
-            drains, *replies = await self._calls.script("renew", [owner, *chain.from_iterable(batch)])
+            drains, *replies = await self._calls.script(
+                "renew", [owner, *chain.from_iterable(batch)], client=self._connections.leases
+            )
             drain = drain or bool(drains)
             ours += [reply == b"ok" for reply in replies]
         return Renewal(ours, drain)
@@ -179,7 +180,7 @@ class WorkerSteps(Steps):
                 body = codec.encode(end)
             letter = "T" if finish.retry else STATE_LETTERS[end.state]
             items.append((delivery.entry.rid, delivery.fence, letter, body))
-        replies = await self._calls.script_in_batches("finish", [], items)
+        replies = await self._calls.script_in_batches("finish", [], items, client=self._connections.leases)
         return [reply in (b"ok", b"again") for reply in replies]
 
     async def release(self, held: Sequence[Delivery | Entry]) -> list[bool]:

@@ -14,10 +14,11 @@ from importlib.metadata import version
 import structlog
 from prometheus_client import disable_created_metrics
 
+from streamfleet_common import durability
 from streamfleet_common.broker import Broker
 from streamfleet_common.connections import Connections
 from streamfleet_common.errors import BrokerUnavailable, ModelLoadFailed, StreamfleetError
-from streamfleet_common.settings import misspelled
+from streamfleet_common.settings import Durability, misspelled
 from streamfleet_worker import logs
 from streamfleet_worker.engine.base import Engine
 from streamfleet_worker.health import HealthServer
@@ -103,8 +104,9 @@ async def _run(settings: WorkerSettings, name: str, supervision: Supervision | N
     try:
         connections = Connections.open(settings.redis_url)
         try:
+            await _check_durability(connections, settings.durability)
             worker = Worker(
-                Broker(connections, settings.queue),
+                Broker(connections, settings.queue, durability=settings.durability),
                 builder(settings),
                 name=name,
                 max_queue_depth=settings.max_queue_depth,
@@ -127,6 +129,25 @@ async def _run(settings: WorkerSettings, name: str, supervision: Supervision | N
         log.debug("where it came from", exc_info=error)
         status = 1
     return status, worker is not None and worker.abandoned
+
+
+async def _check_durability(connections: Connections, level: Durability) -> None:
+    """Say what the server lacks for this level.
+
+    Raises:
+        BrokerUnavailable: it cannot keep what the level promises.
+    """
+    refused = []
+    for finding in await durability.check(connections, level):
+        if finding.severity == "refuse":
+            refused.append(finding.words)
+        else:
+            log.warning(finding.words, setting=finding.setting, durability=level)
+    if refused:
+        raise BrokerUnavailable(
+            f"the server does not keep what STREAMFLEET_DURABILITY={level} promises: {'; '.join(refused)}",
+            reason="not_durable",
+        )
 
 
 async def _serve(settings: WorkerSettings, worker: Worker, supervision: Supervision | None) -> None:

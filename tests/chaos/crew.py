@@ -4,25 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import json
 import os
 import signal
+import subprocess
+import sys
+import threading
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
-from streamfleet_producer.cli.processes import KeptProcess
-from streamfleet_producer.cli.worker_process import COMMAND
-
+COMMAND = (sys.executable, "-P", "-m", "streamfleet_worker")
 READY_LIMIT_S = 60.0
 END_LIMIT_S = 20.0
 POLL_S = 0.02
 REPLACED_AFTER_S = 0.2
+LINES_KEPT = 200
+PR_SET_PDEATHSIG = 1  # from <linux/prctl.h>
+_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 class ChaosWorker:
-    """One `python -m streamfleet_worker` with the scripted engine; ends with this program.
+    """One `python -m streamfleet_worker` with the scripted engine.
 
-    `settings` are the worker's, by field name. `log` is a file that its lines are added to.
+    `settings` are the worker's, by field name. `log` is a file that its lines are added to. To be made on the
+    program's first thread: with that it ends, even if it is paused then (on Linux).
     """
 
     def __init__(self, settings: Mapping[str, object], log: Path | None = None) -> None:
@@ -30,14 +37,25 @@ class ChaosWorker:
         theirs = {name: value for name, value in os.environ.items() if not name.startswith("STREAMFLEET_")}
         self.name = ""
         """What it is called as an owner, once it has said so."""
-        self.pid = 0
         self.is_paused = False
         self.told_to_end = False
         self._log = log
         self._loop = asyncio.get_running_loop()
         self._ready = asyncio.Event()
         env = {**theirs, "STREAMFLEET_ENGINE": "scripted", **ours, "STREAMFLEET_LOG_FORMAT": "json"}
-        self._process = KeptProcess(COMMAND, {**env, "PYTHONUNBUFFERED": "1"}, self._follow)
+        self._lines: deque[str] = deque(maxlen=LINES_KEPT)
+        self._process = subprocess.Popen(
+            COMMAND,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env={**env, "PYTHONUNBUFFERED": "1"},
+            preexec_fn=_die_with_parent if _LIBC else None,  # noqa: PLW1509 (one call, no lock)
+        )
+        self.pid = self._process.pid
+        self._reader = threading.Thread(target=self._read, name="worker-log", daemon=True)
+        self._reader.start()
 
     async def ready(self) -> None:
         """Wait until it serves its queue; fails if it ends before that."""
@@ -54,12 +72,12 @@ class ChaosWorker:
 
     @property
     def status(self) -> int | None:
-        """Its exit status, 128 + n for a death by signal n; None while it runs."""
-        return self._process.status
+        """Its exit status, minus n for a death by signal n; None while it runs."""
+        return self._process.poll()
 
     def lines(self) -> list[str]:
         """The end of its log."""
-        return self._process.lines()
+        return list(self._lines)
 
     def kill(self) -> None:
         self._signal(signal.SIGKILL)
@@ -85,16 +103,25 @@ class ChaosWorker:
 
     def close(self) -> None:
         """End it now, whatever it does."""
-        if self.is_paused:
-            self.resume()
-        self._process.close()
+        self.kill()
+        self._process.wait()
+        self._reader.join()
 
     def _signal(self, number: signal.Signals) -> None:
-        if self.pid and self.status is None:
+        if self.status is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
+    # --- on a thread of its own
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        with self._process.stdout as pipe:
+            for raw in pipe:
+                self._follow(raw.decode(errors="replace").rstrip())
+
     def _follow(self, line: str) -> None:
+        self._lines.append(line)
         if self._log is not None:
             with self._log.open("a") as file:
                 file.write(line + "\n")
@@ -104,10 +131,14 @@ class ChaosWorker:
             return
         if isinstance(record, dict) and "worker" in record:
             self.name = record["worker"]
-            self.pid = int(self.name.split(":")[1])
             if record.get("event") == "ready":
                 with contextlib.suppress(RuntimeError):  # the loop is closed
                     self._loop.call_soon_threadsafe(self._ready.set)
+
+
+def _die_with_parent() -> None:
+    assert _LIBC is not None
+    _LIBC.prctl(PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
 
 
 class Crew:

@@ -91,7 +91,7 @@ class Loss:
     freed_ms: dict[str, float] = field(default_factory=dict)
     """How long after the loss each of those was seen in nobody's or somebody else's hands."""
     outages: int = 0
-    """How often Redis was away or still until then."""
+    """How often Redis was away or still until then, or owners were given grace since nobody had swept."""
     is_watched: bool = True
     """Whether `freed_ms` was measured: a paused worker may come back and finish."""
 
@@ -106,6 +106,8 @@ class Glimpse:
     waiting: int
     """Entries of all work streams, given out or not."""
     later: int
+    grace_until_ms: int = 0
+    """Until when nothing is taken from anybody."""
     running: dict[str, tuple[int, str]] = field(default_factory=dict)
     """rid to epoch and owner."""
 

@@ -39,7 +39,7 @@ for at = 1, #rids do
 end
 return {time[1] * 1000 + math.floor(time[2] / 1000), #rids,
   redis.call('HGET', T .. ':control', 'max_queue_depth') or '0', waiting,
-  redis.call('ZCARD', T .. ':later'), running}
+  redis.call('ZCARD', T .. ':later'), redis.call('HGET', T .. ':sweep', 'grace_until') or '0', running}
 """
 
 
@@ -54,6 +54,9 @@ class Observer:
         """Which worker runs a suspect alone, and which, as of the last look: worker to rid."""
         self._tasks: list[asyncio.Task[None]] = []
         self._eye: redis.asyncio.Redis
+        self.graces = 0
+        """How often nothing was taken from anybody for a lease."""
+        self._grace_until_ms = 0
         self._read: set[str] = set()
         self._unfreed: list[Loss] = []
         self._lost_at: dict[int, float] = {}
@@ -83,19 +86,24 @@ class Observer:
         except (RedisError, OSError):
             await self._eye.connection_pool.disconnect()
             return None
-        now, depth, limit, waiting, later, running = found
+        now, depth, limit, waiting, later, grace_until, running = found
         rows = [tuple(value.decode() for value in row) for row in running]
         glimpse = Glimpse(
-            now,
-            depth,
-            int(limit),
-            waiting,
-            later,
-            {rid: (int(epoch), owner) for rid, epoch, _, owner in rows},
+            at_ms=now,
+            open=depth,
+            limit=int(limit),
+            waiting=waiting,
+            later=later,
+            grace_until_ms=int(grace_until),
+            running={rid: (int(epoch), owner) for rid, epoch, _, owner in rows},
         )
         self.alone = {owner: rid for rid, _, place, owner in rows if place.startswith("S")}
         if glimpse.limit:
             self.history.glimpses.append(glimpse)
+        if glimpse.grace_until_ms != self._grace_until_ms:
+            self._grace_until_ms = glimpse.grace_until_ms
+            self.outage(0.0)
+            self.graces += 1
         self._see_freed(glimpse)
         return glimpse
 
@@ -110,6 +118,7 @@ class Observer:
             {rid: epoch for rid, (epoch, owner) in glimpse.running.items() if owner == loss.worker}
         )
         if loss.held and loss.is_watched:
+            loss.outages += glimpse.grace_until_ms > glimpse.at_ms
             self._lost_at[id(loss)] = at
             self._unfreed.append(loss)
 

@@ -149,6 +149,8 @@ def _wish(source: random.Random, at_s: float, word: str, lease_s: float) -> Wish
         leaves = {"twist": "leave", "is_keyed": False, "fates": _only("done", "cancelled")}
         kinds["leave"] = (3.0, leaves)
     (kind,) = source.choices(list(kinds), [weight for weight, _ in kinds.values()])
+    if kind == "poison" and how == "deltas":
+        plain = replace(plain, how="events")  # a text that begins anew would end it before its time
     return replace(plain, **kinds[kind][1])  # type: ignore[arg-type]
 
 

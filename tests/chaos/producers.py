@@ -219,7 +219,5 @@ class Producers:
 
 
 def _fates(wish: Wish) -> frozenset[str]:
-    # Two attempts with different texts fail the one stream, and whoever leaves a stream of his own cancels it.
-    if wish.how == "deltas" and wish.is_signed and not wish.is_keyed:
-        return wish.fates | {"cancelled"}
-    return wish.fates
+    # Two attempts with different texts fail a stream of one text; its caller leaves, and that cancels it.
+    return wish.fates | {"cancelled"} if wish.how == "deltas" and wish.is_signed else wish.fates

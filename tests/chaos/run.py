@@ -20,7 +20,7 @@ from pathlib import Path
 # Run as a script, only its own folder is found.
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from chaos.checker import Violation, check
+from chaos.checker import Violation, check, summary
 from chaos.crew import ChaosWorker, Crew
 from chaos.faults import Faults
 from chaos.history import History
@@ -38,7 +38,7 @@ WORKERS = 4
 TELL_LIMIT_S = 150.0
 """How long the last callers are waited for once everything has been asked."""
 REST_LIMIT_S = 15.0
-MAX_SHOWN = 20
+MAX_SHOWN = 5
 
 
 @dataclass(slots=True)
@@ -49,11 +49,12 @@ class Outcome:
     history: History
     violations: list[Violation]
     faults: Counter[str] = field(default_factory=Counter)
+    graces: int = 0
     seconds: float = 0.0
 
     def __str__(self) -> str:
         states = Counter(
-            record.state for rid in self.history.orders if (record := self.history.remains.record(rid))
+            record.state for rid in self.history.accepted() if (record := self.history.remains.record(rid))
         )
         faults = ", ".join(f"{kind} {count}" for kind, count in sorted(self.faults.items())) or "none"
         took = [ms for loss in self.history.losses for ms in loss.freed_ms.values()]
@@ -63,11 +64,12 @@ class Outcome:
             for order in poison
         )
         return (
-            f"seed {self.plan.seed}: {len(self.history.orders)} requests "
+            f"seed {self.plan.seed}: {len(self.history.accepted())} requests "
             f"({', '.join(f'{state} {count}' for state, count in sorted(states.items()))}), "
             f"faults: {faults}; poison dead: {dead} of {len(poison)}, "
             f"innocents dead: {len(innocents(self.history))}; "
-            f"taken from the lost: {len(took)} within {max(took, default=0.0) / 1000:.1f} s; "
+            f"taken from the lost: {len(took)} within {max(took, default=0.0) / 1000:.1f} s, "
+            f"graces: {self.graces}; "
             f"{self.seconds:.0f} s; violations: {len(self.violations)}"
         )
 
@@ -116,7 +118,7 @@ async def run(plan: Plan, folder: Path, binary: ServerBinary | None = None) -> O
             await _rest(observer)
             await crew.drained()
         await observer.settle()
-    return Outcome(plan, history, check(history), faults.counts, time.monotonic() - began)
+    return Outcome(plan, history, check(history), faults.counts, observer.graces, time.monotonic() - began)
 
 
 async def _rest(observer: Observer) -> None:
@@ -140,10 +142,12 @@ def report(outcome: Outcome, folder: Path) -> None:
     if outcome.violations:
         path = folder / "history.jsonl"
         outcome.history.write(path)
-        for violation in outcome.violations[:MAX_SHOWN]:
-            say(f"  {violation}")
-        if len(outcome.violations) > MAX_SHOWN:
-            say(f"  and {len(outcome.violations) - MAX_SHOWN} more")
+        shown: Counter[str] = Counter()
+        for violation in outcome.violations:
+            shown[violation.invariant] += 1
+            if shown[violation.invariant] <= MAX_SHOWN:
+                say(f"  {violation}")
+        say(f"  by invariant: {summary(outcome.violations)}")
         say(f"  everything that happened is in {path}, what the workers said in {folder / 'workers.log'}")
     say(str(outcome))
 
@@ -182,7 +186,7 @@ def main() -> int:
             folder.rmdir()
         violations += len(outcome.violations)
         total += outcome.faults
-        total["requests"] += len(outcome.history.orders)
+        total["requests"] += len(outcome.history.accepted())
     requests = total.pop("requests")
     kinds = ", ".join(f"{kind} {count}" for kind, count in sorted(total.items())) or "none"
     say(f"seeds: {given.seeds}, requests: {requests}, faults: {kinds}, violations: {violations}")

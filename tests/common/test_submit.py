@@ -201,74 +201,51 @@ def test_the_digest_tells_requests_apart() -> None:
     )
 
 
-BY_HAND: list[Any] = [RID, "n", "-", 60_000, 5000, "0.0.r", 9, "acme", "0123abcd", b"payload"]
+def by_hand(rid: object = RID, deadline: object = 60_000, **changes: object) -> list[object]:
+    """The values of one request, as another language would send them."""
+    about = {
+        "lane": "n",
+        "stream": "-",
+        "ttl": 5000,
+        "policy": "0.0.r",
+        "tokens": 9,
+        "tenant": "acme",
+        "digest": "0123abcd",
+    }
+    return [rid, deadline, "|".join(str(value) for value in {**about, **changes}.values()), b"payload"]
 
 
 @pytest.mark.parametrize(
-    ("at", "value"),
+    ("name", "value"),
     [
-        (0, ""),
-        (0, RID.upper()),
-        (0, RID + "0"),
-        (0, RID[:-1] + "|"),
-        (1, "normal"),
-        (1, "N"),
-        (1, "S"),
-        (1, ""),
-        (2, ""),
-        (2, "x"),
-        (2, "s|"),
-        (3, 0),
-        (3, -1),
-        (3, "1.5"),
-        (3, "1e3"),
-        (3, 86_400_001),
-        (3, "soon"),
-        (4, 0),
-        (4, "1.5"),
-        (4, 604_800_001),
-        (4, "x"),
-        (5, ""),
-        (5, "0.0"),
-        (5, "0.0.x"),
-        (5, "0.0.rf"),
-        (5, "0..r"),
-        (5, ".0.r"),
-        (5, "1000.0.r"),
-        (5, "1.1.1.r"),
-        (5, "-1.0.r"),
-        (5, "0.0.r|"),
-        (5, "0.12345678901234.r"),
-        (6, ""),
-        (6, "-1"),
-        (6, "1.5"),
-        (6, "1e3"),
-        (6, "1000000000"),
-        (7, ""),
-        (7, "a|b"),
-        (7, "a\nb"),
-        (7, "a b"),
-        (8, ""),
-        (8, "a|b"),
-        (8, "\n"),
+        *(("rid", value) for value in ("", RID.upper(), RID + "0", RID[:-1] + "|", RID[:-1] + "\n")),
+        *(("deadline", value) for value in ("", 0, -1, "1.5", "1e3", 86_400_001, "soon", "060")),
+        *(("lane", value) for value in ("", "normal", "N", "S", "n|n")),
+        *(("stream", value) for value in ("", "x", "s|", "ss")),
+        *(("ttl", value) for value in ("", 0, -1, "1.5", 604_800_001, "x")),
+        *(("policy", value) for value in ("", "0.0", "0.0.x", "0.0.rf", "0..r", ".0.r", "1000.0.r")),
+        *(("policy", value) for value in ("1.1.1.r", "-1.0.r", "0.0.r|", "a.b.r")),
+        *(("tokens", value) for value in ("", "-1", "1.5", "1e3", "1000000000")),
+        *(("tenant", value) for value in ("", "a|b", "a\nb", "a b", "a:b")),
+        *(("digest", value) for value in ("", "a|b", "\n", "a" * 500)),
     ],
 )
-def test_submit_by_hand_is_held_to_the_bounds(raw: Any, at: int, value: object) -> None:
+def test_submit_by_hand_is_held_to_the_bounds(raw: Any, name: str, value: object) -> None:
     text = Script.load("submit").text
-    good = [OTHER, *BY_HAND[1:]]
-    bad = [*BY_HAND[:at], value, *BY_HAND[at + 1 :]]
     before = everything(raw)
     with pytest.raises(Exception, match="request 2 are not valid"):
-        raw.eval(text, 1, T, 100, *good, *bad)
+        raw.eval(text, 1, T, 100, *by_hand(OTHER), *by_hand(**{name: value}))
     assert everything(raw) == before
 
 
 def test_submit_by_hand(raw: Any) -> None:
     text = Script.load("submit").text
-    assert raw.eval(text, 1, T, 1, *BY_HAND, *BY_HAND, OTHER, *BY_HAND[1:]) == [
-        [b"accepted", 1],
-        [b"duplicate", b"Q"],
-        [b"full", 1, 1, b"requests", 1000],
+    assert raw.eval(text, 1, T, 1, *by_hand(), *by_hand(), *by_hand(digest="x"), *by_hand(OTHER)) == [
+        b"accepted|1",
+        b"duplicate|Q",
+        b"conflict|Q",
+        b"full|1|1|requests|1000",
     ]
-    with pytest.raises(Exception, match="not valid"):
-        raw.eval(text, 1, T, 1, *BY_HAND[:-1])
+    for values in (by_hand()[:-1], [*by_hand(), "more"], by_hand()[:1]):
+        with pytest.raises(Exception, match="not valid"):
+            raw.eval(text, 1, T, 1, *values)

@@ -28,8 +28,8 @@ class ProducerSteps(Steps):
         """Take requests in, or say why not. `max_queue_depth` counts only where no worker has set one.
 
         Raises:
-            BrokerUnavailable: `reason="not_durable"` where the broker's durability asks for a confirmation, and
-                none came. The requests may be in all the same: submit them again with the same ids.
+            BrokerUnavailable: `reason="not_durable"` where durability asks for a confirmation, and none came.
+                The requests may be in all the same: submit them again with the same ids.
         """
         items = []
         for submission in submissions:

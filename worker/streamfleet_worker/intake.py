@@ -20,13 +20,18 @@ from streamfleet_worker.engine_thread import EngineThread
 from streamfleet_worker.metrics import Metrics
 from streamfleet_worker.publisher import Publisher
 
+INLINE_BYTES = 16 * 1024
+"""Requests so small together are prepared at once: that takes a few milliseconds at most, while to hand them
+to a thread and back costs more than the preparation of one."""
+
 log = structlog.get_logger()
 
 
 class Intake:
     """Knows which requests fill the engine, and so how many more it would run now.
 
-    Prompts are turned into tokens on a thread of its own: neither the event loop nor the engine waits for it.
+    Large prompts are turned into tokens on a thread of its own, so that neither the event loop nor the engine
+    waits for it.
     """
 
     def __init__(
@@ -76,12 +81,15 @@ class Intake:
         if not wanted:
             return
         envelopes = [envelope for _, envelope in wanted]
-        self._preparing = len(wanted)
-        self._job = self._pool.submit(self._prepare_all, envelopes)
-        try:
-            prepared = await asyncio.wrap_future(self._job)
-        finally:
-            self._preparing = 0
+        if sum(len(delivery.entry.payload) for delivery, _ in wanted) <= INLINE_BYTES:
+            prepared = self._prepare_all(envelopes)
+        else:
+            self._preparing = len(wanted)
+            self._job = self._pool.submit(self._prepare_all, envelopes)
+            try:
+                prepared = await asyncio.wrap_future(self._job)
+            finally:
+                self._preparing = 0
         arrivals: dict[Key, Arrival] = {}
         for (delivery, _), outcome in zip(wanted, prepared, strict=True):
             if not self._publisher.holds(delivery.key):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
+from prometheus_client import CollectorRegistry, Counter, Gauge, Info
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -13,6 +13,7 @@ from streamfleet_common.depth import Depth
 from streamfleet_common.schemas import End
 from streamfleet_worker.engine.base import EngineInfo
 from streamfleet_worker.engine_thread import Report
+from streamfleet_worker.histogram import Histogram
 
 FINISH_REASONS = ("eos", "stop", "length")
 ERROR_TYPES = (
@@ -83,9 +84,7 @@ class Metrics:
             return {value: family.labels(queue, value) for value in (*values, "other")}
 
         def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-            return Histogram(
-                f"streamfleet_{name}", text, ["queue"], buckets=buckets, registry=self.registry
-            ).labels(queue)
+            return Histogram(f"streamfleet_{name}", text, queue, buckets, self.registry)
 
         self.running = gauge("num_requests_running", "Requests in the batch.")
         self.waiting = gauge("num_requests_waiting", "Requests pulled, but not yet in the batch.")

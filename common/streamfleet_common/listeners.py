@@ -55,6 +55,14 @@ class Ears:
         self._ears.setdefault(channel, []).append(ear)
         return ear
 
+    def hand_over(self, channel: str, old: Listener, new: Listener) -> bool:
+        """Let one listener take another's place. False if the other has none."""
+        for ear in self._ears.get(channel, ()):
+            if ear.listener is old:
+                ear.listener = new
+                return True
+        return False
+
     def remove(self, channel: str, ear: Ear) -> bool:
         """Take one away. True if that leaves the channel without any."""
         ears = self._ears.get(channel, [])

@@ -95,12 +95,11 @@ class Subscriber:
 
         That is so while a lost connection has not been made anew, and the channel confirmed on it.
         """
-        if channel in self._live:
-            for ear in self._ears.of(channel):
-                if ear.listener is old:
-                    ear.listener = new
-                    return True
-        return False
+        return channel in self._live and self._ears.hand_over(channel, old, new)
+
+    def listens(self, channel: str, listener: Listener) -> bool:
+        """Whether a listener is on a channel."""
+        return any(ear.listener is listener for ear in self._ears.of(channel))
 
     def unsubscribe(self, channels: Iterable[str], listener: Listener | None = None) -> None:
         """Stop listening, all on these channels or one `listener`; messages on their way are dropped.

@@ -11,8 +11,8 @@
 `streamfleet_producer.blocking` has the same for programs without an event loop.
 """
 
-from streamfleet_common.depth import Depth
 from streamfleet_common.cards import Card, Limits
+from streamfleet_common.depth import Depth
 from streamfleet_common.errors import (
     BrokerUnavailable,
     Cancelled,
@@ -37,6 +37,7 @@ from streamfleet_common.schemas import (
     GenerateRequest,
     Prefill,
     Restart,
+    Retry,
     Sampling,
     Start,
     Timing,
@@ -68,6 +69,7 @@ __all__ = [
     "QueueFull",
     "RequestNotFound",
     "Restart",
+    "Retry",
     "Sampling",
     "Start",
     "Status",

@@ -12,13 +12,12 @@ from streamfleet_common.errors import (
     DeadlineExceeded,
     IncompleteGeneration,
     InvalidRequest,
-    StreamfleetError,
     Undecodable,
 )
 from streamfleet_common.frames import Frame
 from streamfleet_common.records import Record
 from streamfleet_common.schemas import End
-from streamfleet_common.submissions import Submitted
+from streamfleet_common.submissions import Submission, Submitted
 from streamfleet_producer.link import Link, closed
 from streamfleet_producer.ticket import failure_of
 
@@ -30,6 +29,24 @@ class Answer:
     IncompleteGeneration (the record vanished), Cancelled (the client was closed) or BrokerUnavailable.
     """
 
+    __slots__ = (
+        "_armed",
+        "_asking",
+        "_deadline_s",
+        "_doubtful",
+        "_ended",
+        "_is_late",
+        "_keyed",
+        "_link",
+        "_outage_since",
+        "_owned",
+        "deadline_at",
+        "future",
+        "heard_at",
+        "late_at",
+        "rid",
+    )
+
     def __init__(self, link: Link, rid: str) -> None:
         self.rid = rid
         self.future: asyncio.Future[End] = asyncio.get_running_loop().create_future()
@@ -37,6 +54,8 @@ class Answer:
         self.deadline_at = math.inf
         self.late_at = math.inf
         self._link = link
+        self._keyed = False
+        self._deadline_s = 0.0
         self._owned = False
         self._ended = False
         self._armed = False
@@ -45,18 +64,37 @@ class Answer:
         self._is_late = False
         self._outage_since = math.inf
 
+    def submit(self, submission: Submission, *, keyed: bool, deadline_s: float, late_at: float) -> None:
+        """Submit the request, with whatever else is waiting to be; a refusal comes from `future`."""
+        self._keyed, self._deadline_s, self.late_at = keyed, deadline_s, late_at
+        self._link.submits.send(submission, self.future.done, self._submitted)
+
+    def _submitted(self, outcome: Submitted | BaseException) -> None:
+        self._link.told(self.rid)
+        if isinstance(outcome, asyncio.CancelledError):
+            self.future.cancel()
+        elif isinstance(outcome, BaseException):
+            self._fail(outcome)
+        else:
+            refusal = self._link.refusal(outcome)
+            if refusal is None:
+                self.accepted(outcome, keyed=self._keyed, deadline_s=self._deadline_s, late_at=self.late_at)
+            else:
+                self._fail(refusal)
+
     def accepted(self, submitted: Submitted, *, keyed: bool, deadline_s: float, late_at: float) -> None:
         """Begin to worry: the request exists. It is ours to cancel, unless its key was used before."""
         joined = submitted.outcome == "duplicate"
         self._owned = not (joined and keyed)
+        if self.future.done():
+            self._cancel()  # whoever asked for it has left meanwhile, unless it has ended already
+            return
         deadline_at = self._link.now() + deadline_s
         late_at = min(late_at, deadline_at + self._link.patience.grace_s)
         self.arm(deadline_at=deadline_at, late_at=late_at, doubtful=joined)
 
     def arm(self, *, deadline_at: float, late_at: float, doubtful: bool) -> None:
         """Begin to worry. Times are the loop's, in seconds; `doubtful` asks the record at once."""
-        if self.future.done():
-            return
         if self._link.is_closed:
             self.abandon()
             return
@@ -69,17 +107,21 @@ class Answer:
 
     def leave(self) -> None:
         """Stop waiting; cancel the request if it is ours and has not ended."""
+        self._link.waiting.discard(self)
         self._link.watch.discard(self)
-        if self._owned and not self._ended:
-            self._link.cancels.post(self.rid)
+        self._link.leave(self.rid, self)
+        self._cancel()
         if not self.future.cancel() and not self.future.cancelled():
             self.future.exception()  # nobody may have asked, and that is no news
 
     def abandon(self) -> None:
-        if self._owned and not self._ended:
-            self._link.cancels.post(self.rid)
-            self._owned = False
+        self._cancel()
         self._fail(closed())
+
+    def _cancel(self) -> None:
+        if self._owned and not self._ended:
+            self._owned = False
+            self._link.cancels.post(self.rid)
 
     # --- a Listener
 
@@ -125,7 +167,7 @@ class Answer:
         else:
             self._fail(failure)
 
-    def _fail(self, error: StreamfleetError) -> None:
+    def _fail(self, error: BaseException) -> None:
         if not self.future.done():
             self.future.set_exception(error)
 
@@ -185,10 +227,8 @@ class Answers:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._link.waiting.difference_update(self._answers)
         for answer in self._answers:
             answer.leave()
-        await self._link.leave([(answer.rid, answer) for answer in self._answers])
 
 
 def end_of(frame: Frame) -> End:

@@ -21,8 +21,8 @@ from collections.abc import Coroutine, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Literal, Self, TypedDict, TypeVar, Unpack, overload
 
-from streamfleet_common.depth import Depth
 from streamfleet_common.cards import Card
+from streamfleet_common.depth import Depth
 from streamfleet_common.errors import Cancelled, StreamfleetError
 from streamfleet_common.schemas import Delta, End, GenerateRequest, State
 from streamfleet_producer import client as asynchronous

@@ -10,14 +10,14 @@ from types import TracebackType
 from typing import Literal, Self, Unpack, overload
 
 from streamfleet_common import codec
-from streamfleet_common.depth import Depth
 from streamfleet_common.cards import Card
 from streamfleet_common.connections import Connections
+from streamfleet_common.depth import Depth
 from streamfleet_common.errors import StreamfleetError
 from streamfleet_common.records import Record
 from streamfleet_common.schemas import End, GenerateRequest, State
 from streamfleet_common.submissions import Submitted
-from streamfleet_producer.answer import Answers, too_late
+from streamfleet_producer.answer import Answer, Answers, too_late
 from streamfleet_producer.catalogue import CARD_LIFE_S
 from streamfleet_producer.event_reader import MAX_BYTES, MAX_FRAMES, EventReader
 from streamfleet_producer.intake import Intake, checked, not_found
@@ -132,7 +132,12 @@ class Client:
 
         async def opening() -> Ticket:
             submission = await self._intake.prepare(
-                link.catalogue, request, stream=True, key=idempotency_key, options=options
+                link.catalogue,
+                request,
+                stream=True,
+                key=idempotency_key,
+                options=options,
+                rids=link.rids,
             )
             rid = submission.envelope.rid
             await reader.listen(rid)
@@ -190,23 +195,28 @@ class Client:
             DeadlineExceeded: no answer before the timeout, or before the deadline and its grace.
             Cancelled, GenerationFailed, IncompleteGeneration: how it ended.
         """
-        link = self._open_link()
-        late_at = _late_at(timeout)
-        if timeout is not None:
-            options.setdefault("deadline_s", timeout)
+        if timeout is None:
+            return await self._run(request, idempotency_key, options, math.inf)
+        options.setdefault("deadline_s", timeout)
+        late_at = _now() + timeout
         async with _until(late_at):
-            submission = await self._intake.prepare(
-                link.catalogue, request, stream=False, key=idempotency_key, options=options
-            )
-            async with Answers(link, [submission.envelope.rid]) as (answer,):
-                submitted = await link.submit(submission)
-                answer.accepted(
-                    submitted,
-                    keyed=idempotency_key is not None,
-                    deadline_s=options.get("deadline_s", DEADLINE_S),
-                    late_at=late_at,
-                )
-                return await answer.future
+            return await self._run(request, idempotency_key, options, late_at)
+
+    async def _run(self, request: GenerateRequest, key: str | None, options: Options, late_at: float) -> End:
+        # One task wakes once for a request: what becomes of its submission is told to the answer.
+        link = self._open_link()
+        submission = await self._intake.prepare(
+            link.catalogue, request, stream=False, key=key, options=options, rids=link.rids
+        )
+        answer = Answer(link, submission.envelope.rid)
+        try:
+            await link.listen([(answer.rid, answer)])
+            link.waiting.add(answer)
+            deadline_s = options.get("deadline_s", DEADLINE_S)
+            answer.submit(submission, keyed=key is not None, deadline_s=deadline_s, late_at=late_at)
+            return await answer.future
+        finally:
+            answer.leave()
 
     @overload
     async def run_many(

@@ -6,7 +6,8 @@ import asyncio
 import copy
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Generic, TypeVar
+from functools import partial
+from typing import Generic, NamedTuple, TypeVar
 
 from streamfleet_common.errors import StreamfleetError
 
@@ -15,6 +16,12 @@ MAX_BATCH = 128
 
 _T = TypeVar("_T")
 _R = TypeVar("_R")
+
+
+class _Waiting(NamedTuple, Generic[_T, _R]):
+    item: _T
+    is_done: Callable[[], bool]
+    settle: Callable[[_R | BaseException], None]
 
 
 class Coalescer(Generic[_T, _R]):
@@ -32,16 +39,25 @@ class Coalescer(Generic[_T, _R]):
     ) -> None:
         self._call = call
         self._limit = limit
-        self._waiting: deque[tuple[_T, asyncio.Future[_R]]] = deque()
+        self._waiting: deque[_Waiting[_T, _R]] = deque()
         self._task: asyncio.Task[None] | None = None
 
     def put(self, item: _T) -> asyncio.Future[_R]:
         """Send an item with the next call. Cancelling the future before that takes the item back."""
         future: asyncio.Future[_R] = asyncio.get_running_loop().create_future()
-        self._waiting.append((item, future))
+        self.send(item, future.done, partial(_settle, future))
+        return future
+
+    def send(
+        self, item: _T, is_done: Callable[[], bool], settle: Callable[[_R | BaseException], None]
+    ) -> None:
+        """Send an item with the next call, unless `is_done()` by then, and tell `settle` what came of it.
+
+        `settle` must return at once, and not raise.
+        """
+        self._waiting.append(_Waiting(item, is_done, settle))
         if self._task is None:
             self._task = asyncio.create_task(self._run(), name="coalescer")
-        return future
 
     def post(self, item: _T) -> None:
         """Send an item with the next call, whatever comes of it."""
@@ -55,46 +71,45 @@ class Coalescer(Generic[_T, _R]):
     async def _run(self) -> None:
         try:
             while self._waiting:
-                batch: list[tuple[_T, asyncio.Future[_R]]] = []
+                batch: list[_Waiting[_T, _R]] = []
                 while self._waiting and len(batch) < self._limit:
-                    pair = self._waiting.popleft()
-                    if not pair[1].done():
-                        batch.append(pair)
+                    waiting = self._waiting.popleft()
+                    if not waiting.is_done():
+                        batch.append(waiting)
                 if batch:
                     await self._send(batch)
         finally:
             self._task = None
-            for _, future in self._waiting:
-                future.cancel()
+            for waiting in self._waiting:
+                waiting.settle(asyncio.CancelledError())
             self._waiting.clear()
 
-    async def _send(self, batch: list[tuple[_T, asyncio.Future[_R]]]) -> None:
+    async def _send(self, batch: list[_Waiting[_T, _R]]) -> None:
         try:
-            answers = await self._call([item for item, _ in batch])
+            answers = await self._call([waiting.item for waiting in batch])
         except StreamfleetError as error:
-            for _, future in batch:
+            for waiting in batch:
                 # Each waiter raises its own: a traceback grows on the exception that is raised.
                 own = copy.copy(error)
                 own.__cause__ = error.__cause__
-                _settle(future, own)
+                waiting.settle(own)
         except BaseException as error:
-            for _, future in batch:
-                if isinstance(error, Exception):
-                    _settle(future, error)
-                else:
-                    future.cancel()
+            for waiting in batch:
+                waiting.settle(error)
             if not isinstance(error, Exception):
                 raise
         else:
-            for (_, future), answer in zip(batch, answers, strict=True):
-                _settle(future, answer)
+            for waiting, answer in zip(batch, answers, strict=True):
+                waiting.settle(answer)
 
 
-def _settle(future: asyncio.Future[_R], outcome: _R | Exception) -> None:
+def _settle(future: asyncio.Future[_R], outcome: _R | BaseException) -> None:
     if future.done():
         return
     if isinstance(outcome, Exception):
         future.set_exception(outcome)
+    elif isinstance(outcome, BaseException):
+        future.cancel()
     else:
         future.set_result(outcome)
 

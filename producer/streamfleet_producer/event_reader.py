@@ -99,7 +99,7 @@ class EventReader:
         """Stop listening; cancel the request if it is ours and has not ended."""
         self._link.waiting.discard(self)
         self._link.watch.discard(self)
-        await self._link.leave([(self.id, self)])
+        self._link.leave(self.id, self)
         self._frames.clear()
         if self._owned and self.end is None:
             await self._link.cancel_quietly(self.id)

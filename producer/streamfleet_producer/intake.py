@@ -14,10 +14,12 @@ from streamfleet_common.schemas import (
     MAX_RESULT_TTL_MS,
     Envelope,
     GenerateRequest,
+    Retry,
     new_rid,
 )
 from streamfleet_common.submissions import Submission
 from streamfleet_producer.catalogue import Catalogue
+from streamfleet_producer.rid_pool import RidPool
 from streamfleet_producer.ticket import DEADLINE_S, RESULT_TTL_S, Options
 
 _QUEUE: TypeAdapter[str] = TypeAdapter(QueueName)
@@ -28,6 +30,13 @@ _IN_SECONDS = {
     "deadline_ms": f"deadline_s: 0.001 to {MAX_DEADLINE_MS // 1000} seconds are wanted",
     "result_ttl_ms": f"result_ttl_s: 1 to {MAX_RESULT_TTL_MS // 1000} seconds are wanted",
 }
+
+MAX_TEMPLATES = 64
+_AS_THE_FLEET = Retry()
+_NEVER = Retry(attempts=1)
+# What a template has in the place of what each request has of its own.
+_NO_RID = "00" + "0" * 32
+_NO_REQUEST = GenerateRequest(prompt="-")
 
 
 class Intake:
@@ -46,6 +55,7 @@ class Intake:
         self._tenant = tenant
         self._secret = key.encode() if isinstance(key, str) else key
         self._max_request_bytes = max_request_bytes
+        self._templates: dict[tuple[object, ...], Envelope] = {}
 
     def rid(self, key: str | None) -> str:
         """The id of a request: random, or the one that stands for an idempotency key."""
@@ -59,38 +69,62 @@ class Intake:
         stream: bool,
         key: str | None,
         options: Options,
+        rids: RidPool | None = None,
     ) -> Submission:
-        """A submission of the request.
+        """A submission of the request; its id is one of `rids`, if it is to be listened to at once.
 
         Raises:
             InvalidRequest: an option is not valid, or the request is over `max_request_bytes`.
             ModelNotFound, Unsupported, TooLong, InvalidRequest: no worker would take it.
         """
-        if not isinstance(request, GenerateRequest):
+        if type(request) is not GenerateRequest and not isinstance(request, GenerateRequest):
             raise InvalidRequest(
                 f"a request is wanted, not {type(request).__name__}: build a GenerateRequest"
             )
-        envelope = self._envelope(request, stream, key, options)
-        limit = await catalogue.check(request)
-        return Submission.of(envelope, min(limit, self._max_request_bytes))
+        template = self._template(stream, key, options)
+        limit = min(await catalogue.check(request), self._max_request_bytes)
+        if key is not None or rids is None:
+            return Submission.of(template.around(self.rid(key), request), limit)
+        rid = rids.take()
+        try:
+            return Submission.of(template.around(rid, request), limit)
+        except BaseException:
+            rids.give_back(rid)
+            raise
 
-    def _envelope(
-        self, request: GenerateRequest, stream: bool, key: str | None, options: Options
-    ) -> Envelope:
+    def _template(self, stream: bool, key: str | None, options: Options) -> Envelope:
+        """The envelope that these options make, for any request. Most requests of a client share a few."""
+        if key is not None or options.get("traceparent") is not None:
+            return self._envelope(stream, key, options)
+        wish = (stream, *sorted(options.items()))
+        try:
+            template = self._templates.get(wish)
+        except TypeError:  # no option has such a value
+            return self._envelope(stream, key, options)
+        if template is None:
+            template = self._envelope(stream, key, options)
+            if len(self._templates) >= MAX_TEMPLATES:
+                self._templates.clear()
+            self._templates[wish] = template
+        return template
+
+    def _envelope(self, stream: bool, key: str | None, options: Options) -> Envelope:
+        retry = options.get("retry", _AS_THE_FLEET)
         deadline_ms = _ms("deadline_s", options.get("deadline_s", DEADLINE_S))
         result_ttl_ms = _ms("result_ttl_s", options.get("result_ttl_s", RESULT_TTL_S))
         try:
             return Envelope(
-                rid=self.rid(key),
+                rid=_NO_RID,
                 tenant=self._tenant,
                 lane=options.get("lane", "normal"),
                 stream=stream,
                 deadline_ms=deadline_ms,
                 on_restart=options.get("on_restart", "restart"),
+                retry=_NEVER if retry == "never" else retry,
                 idempotency_key=key,
                 result_ttl_ms=result_ttl_ms,
                 traceparent=options.get("traceparent"),
-                request=request,
+                request=_NO_REQUEST,
             )
         except InvalidRequest as error:
             faults = [_IN_SECONDS.get(fault.partition(":")[0], fault) for fault in error.problems]

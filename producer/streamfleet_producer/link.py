@@ -25,6 +25,7 @@ from streamfleet_common.submissions import Submission, Submitted
 from streamfleet_common.subscriber import Subscriber
 from streamfleet_producer.catalogue import Catalogue
 from streamfleet_producer.coalescer import Coalescer
+from streamfleet_producer.rid_pool import RidPool
 from streamfleet_producer.watch import Watch
 
 SILENCE_S = 3.0
@@ -84,6 +85,7 @@ class Link:
         """Whoever has to be told when the link closes."""
         self._connections = connections
         self._subscriber = Subscriber(connections)
+        self.rids = RidPool(self._subscriber, self.channel)
 
     def now(self) -> float:
         """The event loop's clock, in seconds."""
@@ -103,12 +105,17 @@ class Link:
         """
         if self.is_closed:
             raise closed()
-        await self._subscriber.subscribe([(self.channel(rid), listener) for rid, listener in listeners])
+        subscribe = [
+            (self.channel(rid), listener)
+            for rid, listener in listeners
+            if not self.rids.hand_over(rid, listener)
+        ]
+        if subscribe:
+            await self._subscriber.subscribe(subscribe)
 
-    async def leave(self, listeners: Sequence[tuple[str, Listener]]) -> None:
+    def leave(self, rid: str, listener: Listener) -> None:
         """Stop listening. The server is told in the background."""
-        for rid, listener in listeners:
-            self._subscriber.unsubscribe((self.channel(rid),), listener)
+        self._subscriber.unsubscribe((self.channel(rid),), listener)
 
     # --- steps
 
@@ -161,6 +168,10 @@ class Link:
                 self._untaken.add(submission.envelope.rid)
         return outcomes
 
+    def told(self, rid: str) -> None:
+        """Leave a request to its submitter, who knows by now what became of it."""
+        self._untaken.discard(rid)
+
     def _taken(self, submissions: Sequence[Submission]) -> None:
         if self.is_closed:
             raise closed()
@@ -212,6 +223,7 @@ class Link:
         for waiting in tuple(self.waiting):
             waiting.abandon()
         self.watch.close()
+        await self.rids.close()
         await asyncio.gather(*self._calls, return_exceptions=True)
         await self.submits.flush()
         for rid in self._untaken:

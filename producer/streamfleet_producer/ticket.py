@@ -12,7 +12,7 @@ from streamfleet_common.errors import (
     StreamfleetError,
 )
 from streamfleet_common.records import Record
-from streamfleet_common.schemas import End, Lane, State
+from streamfleet_common.schemas import End, Lane, Retry, State
 
 DEADLINE_S = 600.0
 RESULT_TTL_S = 600.0
@@ -26,6 +26,8 @@ class Options(TypedDict, total=False):
     `result_ttl_s`: how long the answer stays readable after the end; 600 if not given.
     `on_restart`: "restart" (the default) runs a request again when its worker is lost; "fail" lets a stream
     that has shown text fail instead, with an error that may be retried.
+    `retry`: how often a request may be tried, and how long to wait between two tries; a `Retry`, or "never"
+    for one try only. If not given, lost workers are made good, and a failure that may be retried is, twice.
     `traceparent`: the caller's trace, as W3C Trace Context writes it.
     """
 
@@ -33,6 +35,7 @@ class Options(TypedDict, total=False):
     deadline_s: float
     result_ttl_s: float
     on_restart: Literal["restart", "fail"]
+    retry: Retry | Literal["never"]
     traceparent: str | None
 
 

@@ -32,8 +32,8 @@ class Watched(Protocol):
 class Watch:
     """Notices silence, deadlines and the time to give up.
 
-    `sweep` is called every `SWEEP_S` or so while anybody waits, and when a deadline passes: so overdue requests
-    end, and those of lost workers are given to others, even where no worker is alive to do it.
+    `sweep` is called every `SWEEP_S` or so while anybody waits, and when a deadline passes: so overdue
+    requests end, and those of lost workers are given to others, even where no worker is alive to do it.
     """
 
     def __init__(self, silence_s: float, sweep: Callable[[], None]) -> None:

@@ -131,7 +131,7 @@ async def test_after_silence_the_log_is_read(redis_url: str, worker: HandWorker)
         await worker.log(work, delta("a"))
         assert (await anext(tokens)).text == "a"
         # The end is told to a channel that nobody hears.
-        await tokens._reader._link.leave([(tokens.id, tokens._reader)])
+        tokens._reader._link.leave(tokens.id, tokens._reader)
         await worker.finish(work, "a")
         assert await text_of(tokens) == ""
         assert tokens.result.text == "a"

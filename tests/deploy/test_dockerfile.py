@@ -94,7 +94,7 @@ def test_a_plain_build_makes_the_worker_for_the_cpu() -> None:
     assert ("ARG", "DEVICE=cpu") in instructions("worker-packages")
 
 
-def test_the_worker_is_process_1_and_drains_on_sigterm() -> None:
+def test_the_supervisor_is_process_1_and_drains_on_sigterm() -> None:
     assert json.loads(only("worker", "ENTRYPOINT")) == ["python", "-m", "streamfleet_worker"]
     assert only("worker", "STOPSIGNAL") == "SIGTERM"
 
@@ -104,7 +104,12 @@ def test_its_variables_are_settings_that_exist() -> None:
 
     ours = {name for name in environment("worker") if name.startswith("STREAMFLEET_")}
 
-    assert ours == {"STREAMFLEET_HTTP_HOST", "STREAMFLEET_HTTP_PORT", "STREAMFLEET_LOG_FORMAT"}
+    assert ours == {
+        "STREAMFLEET_HTTP_HOST",
+        "STREAMFLEET_HTTP_PORT",
+        "STREAMFLEET_LOG_FORMAT",
+        "STREAMFLEET_WORKERS",
+    }
     for name in ours:
         assert name.removeprefix("STREAMFLEET_").lower() in WorkerSettings.model_fields
     assert environment("worker")["STREAMFLEET_HTTP_PORT"] == only("worker", "EXPOSE")

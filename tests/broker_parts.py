@@ -22,8 +22,8 @@ STREAMS: tuple[Stream, ...] = tuple(LETTERS)
 """Every stream of work."""
 
 
-def submission(prompt: str = "Hi", **fields: Any) -> Submission:
-    return Submission.of(Envelope(request=GenerateRequest(prompt=prompt), **fields))
+def submission(prompt: str = "Hi", max_tokens: int = 128, **fields: Any) -> Submission:
+    return Submission.of(Envelope(request=GenerateRequest(prompt=prompt, max_tokens=max_tokens), **fields))
 
 
 async def take_all(broker: Broker, owner: str = "w1", count: int = 1000) -> list[Entry]:

@@ -51,9 +51,8 @@ def backdate(raw: Any, stream: str = "normal") -> None:
     """Let all entries of a stream, none of them read yet, be as old as can be."""
     key = f"{T}:s:{stream}"
     entries = raw.xrange(key)
-    raw.xdel(key, *(eid for eid, _ in entries))
-    raw.execute_command("XSETID", key, "0-1")
-    raw.xgroup_setid(key, "w", "0")
+    raw.delete(key)
+    raw.xgroup_create(key, "w", id="0", mkstream=True)
     for number, (_, fields) in enumerate(entries, 1):
         rid = fields[b"r"].decode()
         place = fields_of(raw, rid)[2]

@@ -130,7 +130,7 @@ async def test_it_comes_back_after_its_pause(broker: Broker, raw: Any, by: str) 
 
 async def test_the_pause_doubles(broker: Broker, raw: Any) -> None:
     await broker.submit([submission(rid=RID, retry=Retry(attempts=100, backoff_ms=1000))])
-    pauses = []
+    pauses: list[int] = []
     for _ in range(15):
         (delivery,) = await begin_waiting(broker)
         before = now_ms(raw)

@@ -66,6 +66,8 @@ class EventReader:
         self._gap = False
         """The doubt is about an event that must have come before one that did."""
         self._is_late = False
+        self._ended = False
+        """The record has its end: the log is complete, and will be read once more."""
         self._outage_since = math.inf
         self._transcript = Transcript()
         self._log_at = (0, 0)
@@ -275,7 +277,11 @@ class EventReader:
         if record is None:
             self.error = vanished()
         elif record.end is not None:
-            self._take_end(record.end, last_word=True)
+            if self._ended:
+                self._take_end(record.end, last_word=True)
+            else:
+                # Events may have come between the log's last page and the end.
+                self._ended = self._doubt = True
         elif self._is_late:
             self.error = too_late()
         elif self._gap:

@@ -138,10 +138,14 @@ class Replay:
     def __init__(self, shown: Tokens) -> None:
         self.shown = shown
         self._at = dict.fromkeys(shown.ids, 0)
+        self._unsaid = {index: "".join(texts) for index, texts in shown.texts.items()}
+        """What of the text shown before has not come again."""
 
     def caught_up(self) -> bool:
         """Whether everything shown before has come again."""
-        return all(self._at[index] == len(ids) for index, ids in self.shown.ids.items())
+        return not any(self._unsaid.values()) and all(
+            self._at[index] == len(ids) for index, ids in self.shown.ids.items()
+        )
 
     def take(self, delta: Delta) -> Delta | None:
         """What is new in a delta; None if it was all shown.
@@ -149,13 +153,13 @@ class Replay:
         Raises:
             ValueError: the attempts differ.
         """
-        ids, texts = self.shown.ids.get(delta.index, []), self.shown.texts.get(delta.index, [])
+        ids = self.shown.ids.get(delta.index, [])
         at = self._at.get(delta.index, 0)
         known = min(len(ids) - at, len(delta.token_ids))
-        if (
-            list(delta.token_ids[:known]) != ids[at : at + known]
-            or list(delta.texts[:known]) != texts[at : at + known]
-        ):
+        if list(delta.token_ids[:known]) != ids[at : at + known]:
+            raise ValueError("the attempts differ")
+        texts = self._unshown(delta)
+        if any(texts[:known]):
             raise ValueError("the attempts differ")
         if known:
             self._at[delta.index] = at + known
@@ -164,6 +168,19 @@ class Replay:
         return Delta(
             index=delta.index,
             token_ids=delta.token_ids[known:],
-            texts=delta.texts[known:],
+            texts=texts[known:],
             logprobs=delta.logprobs[known:],
         )
+
+    def _unshown(self, delta: Delta) -> tuple[str, ...]:
+        # Not token by token: what was made of a whole answer has all its text with its last token.
+        texts = []
+        unsaid = self._unsaid.get(delta.index, "")
+        for text in delta.texts:
+            both = min(len(text), len(unsaid))
+            if text[:both] != unsaid[:both]:
+                raise ValueError("the attempts differ")
+            unsaid = unsaid[both:]
+            texts.append(text[both:])
+        self._unsaid[delta.index] = unsaid
+        return tuple(texts)

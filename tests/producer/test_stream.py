@@ -11,6 +11,7 @@ from streamfleet_common import codec
 from streamfleet_common.broker import Broker
 from streamfleet_common.deliveries import Emission, Finish
 from streamfleet_common.frames import Frame
+from streamfleet_common.records import Record
 from streamfleet_producer import (
     Cancelled,
     Client,
@@ -253,7 +254,20 @@ async def test_a_request_may_rather_fail_than_begin_again(worker: HandWorker, fl
         [first] = await worker.take()
         await worker.emit(first, delta("abc"))
         await worker.lose(first)
-        await worker.take()
+        assert (await anext(tokens)).text == "abc"
+        with pytest.raises(GenerationFailed) as caught:
+            await anext(tokens)
+        assert caught.value.retryable
+    assert (await fleet.status(tokens.id)).state == "failed"
+
+
+async def test_a_reader_who_wants_no_restart_takes_none_from_any_worker(
+    worker: HandWorker, fleet: Client
+) -> None:
+    async with fleet.stream(REQUEST, on_restart="fail") as tokens:
+        [work] = await worker.take()
+        await worker.emit(work, delta("abc"))
+        await worker.publish(work, b"2-0,1,2,3,2 " + codec.encode(worker.start))
         assert (await anext(tokens)).text == "abc"
         with pytest.raises(GenerationFailed) as caught:
             await anext(tokens)
@@ -296,6 +310,44 @@ async def test_an_end_that_does_not_fit_makes_nothing_whole(worker: HandWorker, 
         with pytest.raises(IncompleteGeneration):
             await text_of(tokens)
     assert tokens.result.text == "XYZ"
+
+
+async def test_what_comes_between_the_log_and_the_record_is_not_missed(
+    worker: HandWorker, fleet: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with fleet.stream(REQUEST) as tokens:
+        [work] = await worker.take()
+        await worker.emit(work, delta("a"))
+        assert (await anext(tokens)).text == "a"
+        link = fleet._open_link()
+        ask = link.record
+
+        async def ask_late(rid: str) -> Record | None:
+            monkeypatch.setattr(link, "record", ask)
+            await worker.log(work, delta("bc", 1))
+            await worker.finish(work, "abc")
+            return await ask(rid)
+
+        monkeypatch.setattr(link, "record", ask_late)
+        tokens._reader.missed()
+        assert [new.texts async for new in tokens] == [("b", "c")]
+    assert tokens.result.text == "abc"
+
+
+async def test_a_restart_whose_log_is_gone_goes_on_where_the_text_stopped(
+    worker: HandWorker, fleet: Client
+) -> None:
+    async with fleet.stream(REQUEST) as tokens:
+        [work] = await worker.take()
+        await worker.emit(work, delta("ab"))
+        assert (await anext(tokens)).text == "ab"
+        await worker.lose(work)
+        [work] = await worker.take()
+        await worker.log(work, delta("abc"))
+        await worker.redis.delete(worker.broker.keys.log(work.rid))
+        await worker.finish(work, "abcd")
+        assert await text_of(tokens) == "cd"
+    assert tokens.result.text == "abcd"
 
 
 async def test_an_end_of_an_attempt_never_seen_is_a_restart(worker: HandWorker, fleet: Client) -> None:

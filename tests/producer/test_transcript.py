@@ -124,6 +124,26 @@ def test_a_replay_stops_at_the_first_difference() -> None:
             Replay(shown).take(other)
 
 
+def test_a_replay_made_of_the_whole_text_goes_on_where_it_stopped() -> None:
+    shown = Tokens()
+    shown.add(delta("abc"))
+    whole = Delta(token_ids=(0, 1, 2, 3, 4), texts=("", "", "", "", "abcde"), logprobs=(-1.0,) * 5)
+    replay = Replay(shown)
+    assert replay.take(whole) == Delta(token_ids=(3, 4), texts=("", "de"), logprobs=(-1.0,) * 2)
+    assert replay.caught_up()
+
+
+def test_a_replay_with_the_tokens_but_another_text_differs() -> None:
+    shown = Tokens()
+    shown.add(delta("abc"))
+    for texts in (("", "", "", "abX"), ("a", "b", "cd", "")):
+        with pytest.raises(ValueError, match="differ"):
+            Replay(shown).take(Delta(token_ids=(0, 1, 2, 3), texts=texts))
+    short = Replay(shown)
+    assert short.take(Delta(token_ids=(0, 1, 2), texts=("a", "b", ""))) is None
+    assert not short.caught_up()
+
+
 def test_choices_are_replayed_one_by_one() -> None:
     shown = Tokens()
     shown.add(delta("ab"))

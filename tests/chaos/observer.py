@@ -16,6 +16,7 @@ from streamfleet_common.keys import Keys
 
 GLIMPSE_S = 0.1
 RECONNECT_S = 0.05
+GONE = -2  # what PTTL says of a key that has run out meanwhile
 LOG_AGE_MS = 2000
 """How long after its end a log is read: enough for a late event to get there."""
 
@@ -185,8 +186,9 @@ class Observer:
         names: Any = await control.keys("*")
         tag = self.keys.tag + ":"
         for name in sorted(key.decode() for key in names):
-            if name.startswith(tag):
-                remains.lives[name.removeprefix(tag)] = int(await control.pttl(name))
+            life_ms = int(await control.pttl(name))
+            if name.startswith(tag) and life_ms != GONE:
+                remains.lives[name.removeprefix(tag)] = life_ms
         for key in remains.lives:
             kind, _, rid = key.partition(":")
             if kind == "r":

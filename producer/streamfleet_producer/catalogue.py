@@ -10,7 +10,14 @@ from dataclasses import dataclass
 from streamfleet_common import codec
 from streamfleet_common.broker import Broker
 from streamfleet_common.cards import Card
-from streamfleet_common.errors import InvalidRequest, ModelNotFound, StreamfleetError, TooLong, Unsupported
+from streamfleet_common.errors import (
+    BrokerUnavailable,
+    InvalidRequest,
+    ModelNotFound,
+    StreamfleetError,
+    TooLong,
+    Unsupported,
+)
 from streamfleet_common.schemas import GenerateRequest
 
 CARD_LIFE_S = 3.0
@@ -96,7 +103,11 @@ class Catalogue:
             InvalidRequest: token ids outside the vocabulary.
             TooLong: prompt and answer do not fit. Told for token ids only; a text is counted by the worker.
         """
-        if asyncio.get_running_loop().time() - self._read_at < self._life_s:
+        age_s = asyncio.get_running_loop().time() - self._read_at
+        if age_s < self._life_s:
+            if age_s > self._life_s / 2 and self._reading is None:
+                # Ahead of need, so that hardly anybody has to wait for it.
+                self._read_on().add_done_callback(_forget)
             refusal, max_request_bytes = self._judge(request)
             if refusal is None:
                 return max_request_bytes
@@ -108,15 +119,31 @@ class Catalogue:
 
     async def read(self) -> list[Card]:
         """The cards as they are now; whoever asks while a reading is under way shares it."""
-        if self._reading is None:
-            self._reading = asyncio.create_task(self._read(), name="catalogue")
-        await asyncio.shield(self._reading)
+        reading = self._read_on()
+        try:
+            await asyncio.shield(reading)
+        except asyncio.CancelledError:
+            if reading.cancelled():  # and not whoever waits for it
+                raise BrokerUnavailable("the client was closed", reason="closed") from None
+            raise
         return self._cards
 
     async def settle(self) -> None:
         """Wait until nothing is being read."""
         if self._reading is not None:
             await asyncio.wait([self._reading])
+
+    async def close(self) -> None:
+        """Give up a reading that is under way."""
+        reading = self._reading
+        if reading is not None:
+            reading.cancel()
+            await asyncio.wait([reading])
+
+    def _read_on(self) -> asyncio.Task[None]:
+        if self._reading is None:
+            self._reading = asyncio.create_task(self._read(), name="catalogue")
+        return self._reading
 
     async def _read(self) -> None:
         try:
@@ -172,3 +199,8 @@ class Catalogue:
             f"`streamfleet worker --queue {self._queue}`",
             known=self._known,
         )
+
+
+def _forget(reading: asyncio.Task[None]) -> None:
+    if not reading.cancelled():
+        reading.exception()  # whoever needs the cards reads them himself, and is told what is wrong

@@ -41,6 +41,7 @@ class Coalescer(Generic[_T, _R]):
         self._limit = limit
         self._waiting: deque[_Waiting[_T, _R]] = deque()
         self._task: asyncio.Task[None] | None = None
+        self._closing: StreamfleetError | None = None
 
     def put(self, item: _T) -> asyncio.Future[_R]:
         """Send an item with the next call. Cancelling the future before that takes the item back."""
@@ -68,6 +69,16 @@ class Coalescer(Generic[_T, _R]):
         while self._task is not None:
             await asyncio.shield(self._task)
 
+    async def close(self, error: StreamfleetError) -> None:
+        """Give up what is in flight or waits; whoever waits for it gets the error."""
+        task, self._closing = self._task, error
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task])
+
+    def _given_up(self) -> StreamfleetError | None:
+        return copy.copy(self._closing)
+
     async def _run(self) -> None:
         try:
             while self._waiting:
@@ -81,7 +92,7 @@ class Coalescer(Generic[_T, _R]):
         finally:
             self._task = None
             for waiting in self._waiting:
-                waiting.settle(asyncio.CancelledError())
+                waiting.settle(self._given_up() or asyncio.CancelledError())
             self._waiting.clear()
 
     async def _send(self, batch: list[_Waiting[_T, _R]]) -> None:
@@ -95,7 +106,7 @@ class Coalescer(Generic[_T, _R]):
                 waiting.settle(own)
         except BaseException as error:
             for waiting in batch:
-                waiting.settle(error)
+                waiting.settle(self._given_up() or error)
             if not isinstance(error, Exception):
                 raise
         else:

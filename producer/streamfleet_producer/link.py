@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from streamfleet_common.broker import Broker
 from streamfleet_common.connections import Connections
@@ -28,6 +28,8 @@ from streamfleet_producer.coalescer import Coalescer
 from streamfleet_producer.rid_pool import RidPool
 from streamfleet_producer.watch import Watch
 
+CLOSE_S = 5.0
+"""How long a client that is closed tries to send what it still has to say."""
 SILENCE_S = 3.0
 GRACE_S = 5.0
 OUTAGE_S = 30.0
@@ -218,23 +220,35 @@ class Link:
         return asked
 
     async def close(self) -> None:
-        """End all who wait, send what still waits to be sent, then close the connections."""
+        """End all who wait, send what still waits to be sent, then close the connections.
+
+        If Redis is away, what cannot be sent within `CLOSE_S` is not: those requests end by their deadlines.
+        """
         self.is_closed = True
         for waiting in tuple(self.waiting):
             waiting.abandon()
         self.watch.close()
         await self.rids.close()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_S):
+                await self._send_the_last()
+        for call in self._calls:
+            call.cancel()
+        # What these ask would otherwise ask it again, over connections made anew.
+        coalescers: tuple[Coalescer[Any, Any], ...] = (self.submits, self.cancels, self.records, self._sweeps)
+        for coalescer in coalescers:
+            await coalescer.close(closed())
+        await self.catalogue.close()
+        await self._subscriber.close()
+        await self._connections.close()
+
+    async def _send_the_last(self) -> None:
         await asyncio.gather(*self._calls, return_exceptions=True)
         await self.submits.flush()
+        await self.catalogue.settle()
         for rid in self._untaken:
             self.cancels.post(rid)
         await self.cancels.flush()
-        # What these ask would otherwise ask it again, over connections made anew.
-        await self.records.flush()
-        await self._sweeps.flush()
-        await self.catalogue.settle()
-        await self._subscriber.close()
-        await self._connections.close()
 
 
 def _full(queue: str, submitted: Submitted) -> QueueFull:

@@ -10,6 +10,7 @@ import pytest
 
 from hand_worker import HandWorker, delta
 from lossy_proxy import LossyProxy
+from streamfleet_common import calls
 from streamfleet_common.embedded import EmbeddedBroker
 from streamfleet_common.errors import StreamfleetError, Undecodable
 from streamfleet_common.submissions import Submission, Submitted
@@ -29,6 +30,7 @@ from streamfleet_producer import (
     Status,
 )
 from streamfleet_producer import client as client_module
+from streamfleet_producer import link as link_module
 from streamfleet_producer.intake import keyed_rid
 
 REQUEST = GenerateRequest(prompt="hello", max_tokens=8)
@@ -527,7 +529,10 @@ async def test_without_redis_every_call_says_so(unused_port: int) -> None:
                 await attempt
 
 
-async def test_redis_may_be_away_for_so_long_only(redis_url: str, server: EmbeddedBroker) -> None:
+async def test_redis_may_be_away_for_so_long_only(
+    redis_url: str, server: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calls, "BUDGET_S", 0.1)
     async with (
         HandWorker(redis_url) as worker,
         Client(redis_url, queue="q", silence_s=0.02, outage_s=0) as fleet,
@@ -541,6 +546,22 @@ async def test_redis_may_be_away_for_so_long_only(redis_url: str, server: Embedd
                 await running
             with pytest.raises(StreamfleetError):
                 await anext(tokens)
+
+
+async def test_closing_a_client_does_not_wait_for_redis(
+    redis_url: str, server: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link_module, "CLOSE_S", 0.05)
+    async with HandWorker(redis_url) as worker:
+        await worker.announce()
+        fleet = await Client(redis_url, queue="q").open()
+        running = asyncio.create_task(fleet.run(REQUEST))
+        await worker.take()
+        server.stop()
+        async with asyncio.timeout(5):  # a call's own budget is ten seconds
+            await fleet.close()
+        with pytest.raises(Cancelled):
+            await running
 
 
 def test_no_such_names(redis_url: str) -> None:

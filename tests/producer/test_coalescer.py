@@ -87,3 +87,30 @@ async def test_flush_waits_for_all() -> None:
         calls.gate.release()
     await coalescer.flush()
     assert calls.batches == [[0], [1], [2]]
+
+
+async def test_whoever_waits_for_what_is_given_up_is_told_why() -> None:
+    calls = Calls()
+    coalescer = Coalescer(calls, limit=1)
+    futures = [coalescer.put(item) for item in (1, 2)]
+    await asyncio.sleep(0)
+    await coalescer.close(BrokerUnavailable("closed", reason="closed"))
+    errors = await asyncio.gather(*futures, return_exceptions=True)
+    assert all(isinstance(error, BrokerUnavailable) for error in errors)
+    assert calls.batches == [[1]]
+
+
+async def test_whoever_sends_is_told_at_once() -> None:
+    calls = Calls()
+    coalescer = Coalescer(calls)
+    told: list[int | BaseException] = []
+    coalescer.send(1, lambda: False, told.append)
+    coalescer.send(2, lambda: True, told.append)  # taken back
+    calls.gate.release()
+    await coalescer.flush()
+    assert told == [10]
+    calls.error = BrokerUnavailable("gone")
+    calls.gate.release()
+    coalescer.send(3, lambda: False, told.append)
+    await coalescer.flush()
+    assert isinstance(told[1], BrokerUnavailable)

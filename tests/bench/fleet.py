@@ -8,7 +8,8 @@ hands. All systems run against the same server, one after the other, several rou
 not the absolute figures, since machines differ and are shared. `alone` is the round trip with one request in
 flight, `crowded` the latency with 256. How each peer is set, its `*_noop.py` says. What they do for it
 differs: we admit, fence, batch and push; none of them does all of that, and none refuses when full.
-`others` are the cores that everything else on the machine took meanwhile: a row with much of it says little.
+`others` are the cores that everything else on the machine took meanwhile: a row with much of it says little,
+so it is measured up to four times, and the quietest shown.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from streamfleet_common.embedded import EmbeddedBroker
 
 HERE = Path(__file__).parent
 OURS = "streamfleet"
+TRIES = 4
 
 
 def one(name: str, broker: EmbeddedBroker, options: argparse.Namespace) -> dict[str, Any]:
@@ -69,6 +71,16 @@ def one(name: str, broker: EmbeddedBroker, options: argparse.Namespace) -> dict[
         )
     result: dict[str, Any] = json.loads(answer.stdout)
     return result
+
+
+def quietest(name: str, broker: EmbeddedBroker, options: argparse.Namespace) -> dict[str, Any]:
+    """A round that others on the machine left alone, or of `TRIES` the one that they disturbed least."""
+    best = one(name, broker, options)
+    for _ in range(TRIES - 1):
+        if best["others_cores"] <= options.quiet:
+            break
+        best = min(best, one(name, broker, options), key=lambda row: float(row["others_cores"]))
+    return best
 
 
 def ratios(rounds: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -120,6 +132,9 @@ def main() -> None:
     parser.add_argument("--in-flight", type=int, default=256)
     parser.add_argument("--trips", type=int, default=300, help="requests with nothing else in flight")
     parser.add_argument("--batch", type=int, default=32, help="max_batch_size of our worker")
+    parser.add_argument(
+        "--quiet", type=float, default=0.25, metavar="CORES", help="a row with more for others is repeated"
+    )
     parser.add_argument("--only", action="append", choices=[OURS, *PEERS], help="may be repeated")
     parser.add_argument("--json", action="store_true")
     add_options(parser)
@@ -141,7 +156,7 @@ def main() -> None:
         for _ in range(options.rounds):
             rounds.append({})
             for name in names:
-                rounds[-1][name] = one(name, broker, options)
+                rounds[-1][name] = quietest(name, broker, options)
                 if not options.json:
                     print(table(name, rounds[-1][name]), flush=True)
     best = ratios(rounds)

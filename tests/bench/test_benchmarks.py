@@ -26,7 +26,7 @@ def found(script: str, *arguments: str) -> Any:
 def test_the_fleet_goes_through_a_round() -> None:
     arguments = ("--only", "streamfleet", "--rounds", "1", "--seconds", "0.2", "--trips", "3")
 
-    (round_,) = found("fleet.py", *arguments, "--in-flight", "8")["rounds"]
+    (round_,) = found("fleet.py", *arguments, "--in-flight", "8", "--quiet", "99")["rounds"]
 
     row = round_["streamfleet"]
     assert row["others_cores"] >= 0
@@ -77,7 +77,7 @@ def test_a_profile_names_our_functions_and_the_server_s_commands() -> None:
 def test_the_tables_are_printed() -> None:
     arguments = ("--only", "streamfleet", "--rounds", "1", "--seconds", "0.2", "--trips", "3")
 
-    assert "streamfleet " in run("fleet.py", *arguments, "--in-flight", "8")
+    assert "streamfleet " in run("fleet.py", *arguments, "--in-flight", "8", "--quiet", "99")
     assert "finished" in run(
         "cost.py", "--part", "growth", "--rounds", "1", "--requests", "32", "--sizes", "64"
     )

@@ -10,8 +10,11 @@ from streamfleet_common.errors import GenerationFailed
 from streamfleet_common.schemas import Request
 from streamfleet_worker.engine.base import Arrival, Finished, Key, Output, Step, Tokens
 from streamfleet_worker.engine.scripted import ScriptedEngine
+from streamfleet_worker.intake import INLINE_BYTES
 
 POLL_S = 0.002
+SLOW = "SLOW " + "x" * INLINE_BYTES
+"""Large enough to be prepared on a thread of its own."""
 
 
 class GatedEngine(ScriptedEngine):
@@ -20,7 +23,7 @@ class GatedEngine(ScriptedEngine):
     ==========  ==============================================================
     prompt      besides what the scripted engine does
     ==========  ==============================================================
-    ``SLOW …``  `prepare` waits for `prepared`
+    ``SLOW …``  `prepare` waits for `prepared`; see `SLOW`
     ``BREAK``   `prepare` raises what no engine should raise
     ``FAIL``    fails in its first step, the others go on
     ``ODD``     its text holds half a character, which has no bytes
@@ -40,7 +43,14 @@ class GatedEngine(ScriptedEngine):
         self.added: list[str] = []
         self.cancelled: list[str] = []
         self.closed = threading.Event()
+        self.freed = threading.Event()
+        """A step that hangs goes on once this is set."""
+        self.freed.set()
         self.most_held = 0
+
+    def hang(self) -> None:
+        """Let the next step, and all after it, take until `freed` is set."""
+        self.freed.clear()
 
     def prepare(self, request: Request) -> Any:
         prompt = request.prompt or ""
@@ -72,6 +82,7 @@ class GatedEngine(ScriptedEngine):
     def step(self) -> Step:
         if self.broken is not None:
             raise self.broken
+        assert self.freed.wait(30)
         self.taken += 1
         step = super().step()
         step.outputs = [self._twisted(output) for output in step.outputs]

@@ -15,7 +15,7 @@ from streamfleet_common.errors import BrokerUnavailable
 from streamfleet_common.keys import AGAIN, LETTERS, Stream
 from streamfleet_common.schemas import LANES, Start
 from streamfleet_worker import consumer as consumer_module
-from streamfleet_worker.consumer import ALL, Consumer
+from streamfleet_worker.consumer import ALL, AUDIT_S, Consumer
 
 START = Start(worker="w1", model="m")
 BLOCK_MS = 20
@@ -302,6 +302,20 @@ async def test_a_look_whose_reply_was_lost_is_made_good(queue: StubQueue, post: 
     queue.put("normal", "a", "b")
     post.begin()
     await eventually(lambda: post.delivered == ["a", "b"], "what was lost")
+
+
+async def test_work_whose_reply_was_lost_without_a_word_is_found_in_time(queue: StubQueue, post: Post) -> None:
+    post.begin()
+    await eventually(lambda: queue.reads[-1:] == [WAIT], "idleness")
+    # A call that was repeated behind our back: the second one had nothing new to tell.
+    queue.pending["ghost"] = Entry("ghost", "ghost-0", "normal", b"")
+    post.now = AUDIT_S - 0.1
+    await eventually(lambda: post.consumer.polled_at == post.now, "a look")
+    assert queue.looks == 0
+    post.now = AUDIT_S
+    await eventually(lambda: post.delivered == ["ghost"], "the ghost's work")
+    await eventually(lambda: len(queue.reads) >= 5, "more polls")
+    assert queue.looks == 1
 
 
 async def test_what_it_holds_is_not_begun_again(queue: StubQueue, post: Post) -> None:

@@ -11,14 +11,14 @@ import pytest
 import redis
 
 from eventually import eventually
-from gated_engine import GatedEngine
+from gated_engine import SLOW, GatedEngine
 from hired import Hired, end, ends, events, eventually_so, record, submit, text_of
 from lossy_proxy import LossyProxy
 from streamfleet_common.broker import Broker
 from streamfleet_common.embedded import EmbeddedBroker
 from streamfleet_common.errors import GenerationFailed
-from streamfleet_common.keys import Keys
-from streamfleet_common.schemas import Envelope, GenerateRequest, Start
+from streamfleet_common.keys import LETTERS, Keys
+from streamfleet_common.schemas import Envelope, GenerateRequest, Retry, Start, new_rid
 from streamfleet_common.scripts import Script, ScriptName
 from streamfleet_common.submissions import Submission
 from streamfleet_worker.worker import Worker
@@ -92,7 +92,7 @@ async def test_nothing_is_held_beyond_free_capacity(broker: Broker, hire: Hire) 
 
 async def test_nor_while_prompts_are_slow_to_prepare(broker: Broker, hire: Hire) -> None:
     hired = await hire(GatedEngine(max_batch_size=4))
-    slow = await submit(broker, ["SLOW"] * 4)
+    slow = await submit(broker, [SLOW] * 4)
     rest = await submit(broker, ["ECHO 3"] * 12)
     await eventually(hired.engine.preparing.is_set, "a prompt that is slow")
     await eventually_so(lambda: _has_no_running(broker, rest), "all the rest waits")
@@ -150,9 +150,9 @@ async def test_an_idle_worker_asks_redis_little(hire: Hire, raw: redis.Redis) ->
     for _ in range(polls // 2):
         await polled_again(hired)
     calls = {name: stats["calls"] for name, stats in raw.info("commandstats").items()}
-    assert calls["cmdstat_xreadgroup"] <= polls + 1
-    ours = {name for name in calls if "config" not in name and "info" not in name}
-    assert sum(calls[name] for name in ours) <= polls + 12, "an announcement may fall into the time"
+    # A poll is a look, which asks each stream but that of suspects or all, and a wait.
+    assert calls["cmdstat_xreadgroup"] <= (polls + 1) * (len(LETTERS) + 1)
+    assert calls["cmdstat_evalsha"] <= polls + 4, "an announcement, a renewal or a sweep may fall into the time"
 
 
 # --- faults of single requests
@@ -193,7 +193,7 @@ async def test_a_payload_that_is_none_fails_with_a_reason(broker: Broker, hire: 
     hired = await hire()
     for payload, code in ((b"garbage", "undecodable"), (b"\x82\xa1v\x01\xa3rid\x07", "invalid_request")):
         envelope = Envelope(request=GenerateRequest(prompt="x"), stream=True)
-        await broker.submit([Submission(envelope, payload, "digest")])
+        await broker.submit([Submission(envelope, payload, "digest", 1)])
         answer = await end(broker, envelope.rid)
         assert (answer.state, answer.error and answer.error.code) == ("failed", code)
         assert hired.metric("request_failure_total", error_type=code) == 1
@@ -205,13 +205,13 @@ async def test_entries_that_no_record_knows_go_to_the_dead_letter(
 ) -> None:
     hired = await hire()
     keys = Keys("q")
-    raw.xadd(keys.lane("high"), {"anything": b"\xff\x00"})
-    raw.xadd(keys.lane("normal"), {"r": "0" * 34, "p": "x"})
-    raw.xadd(keys.lane("bulk"), {"r": b"\xff" * 34})
+    raw.xadd(keys.stream("high"), {"anything": b"\xff\x00"})
+    raw.xadd(keys.stream("normal"), {"r": "0" * 34, "p": "x"})
+    raw.xadd(keys.stream("bulk"), {"r": b"\xff" * 34})
     await eventually_so(lambda: _dead(broker, 3), "three dead letters")
     assert (await end(broker, (await submit(broker, ["still here"]))[0])).text == "still here"
     assert hired.metric("dead_letters_total") == 3
-    assert raw.xlen(keys.lane("high")) == 0
+    assert raw.xlen(keys.stream("high")) == 0
 
 
 async def _dead(broker: Broker, count: int) -> bool:
@@ -237,8 +237,9 @@ async def test_what_expired_in_the_queue_costs_no_engine_time(
 
 
 async def test_cancelling_a_running_stream_frees_its_row_at_the_next_emit(broker: Broker, hire: Hire) -> None:
-    # No check by time helps here.
-    hired = await hire(GatedEngine(is_open=False, max_batch_size=1), check_s=3600.0)
+    # No renewal helps here.
+    hired = await hire(GatedEngine(is_open=False, max_batch_size=1))
+    hired.worker._leases._moving = lambda: False
     (stream,) = await submit(broker, ["ECHO 1000"], stream=True)
     hired.engine.allowed = 3
     await eventually_so(lambda: _has_text(broker, stream), "some text")
@@ -256,10 +257,10 @@ async def _has_text(broker: Broker, rid: str) -> bool:
     return bool(text_of(await events(broker, rid)))
 
 
-async def test_cancelling_a_running_one_shot_frees_its_row_at_the_next_check(
+async def test_cancelling_a_running_one_shot_frees_its_row_at_the_next_renewal(
     broker: Broker, hire: Hire
 ) -> None:
-    hired = await hire(GatedEngine(is_open=False, max_batch_size=1), check_s=0.05)
+    hired = await hire(GatedEngine(is_open=False, max_batch_size=1), lease_s=2.0)
     (one_shot,) = await submit(broker, ["ECHO 1000"])
     await eventually(lambda: hired.engine.added == [one_shot], "its turn")
     await broker.cancel([one_shot], "default")
@@ -272,8 +273,8 @@ async def test_cancelling_a_running_one_shot_frees_its_row_at_the_next_check(
 
 
 async def test_cancelled_while_being_prepared_it_never_reaches_the_engine(broker: Broker, hire: Hire) -> None:
-    hired = await hire(check_s=0.05)
-    (slow,) = await submit(broker, ["SLOW"])
+    hired = await hire(lease_s=2.0)
+    (slow,) = await submit(broker, [SLOW])
     await eventually(hired.engine.preparing.is_set, "a prompt that is slow")
     await broker.cancel([slow], "default")
     await eventually(lambda: hired.worker._publisher.held == 0, "the loss")
@@ -331,7 +332,7 @@ async def test_a_lost_reply_loses_and_doubles_nothing(
     broker: Broker, hire: Hire, redis_url: str, script: ScriptName
 ) -> None:
     async with LossyProxy(redis_url) as proxy:
-        hired = await hire(url=proxy.url, block_ms=50)
+        hired = await hire(url=proxy.url, block_ms=50, lease_s=2.0)
         await ends(broker, await submit(broker, ["ECHO 2"], stream=True))  # every script is known by its name
         hired.engine.added.clear()
         proxy.lose_reply(Script.load(script).sha.encode(), 2)
@@ -390,7 +391,7 @@ async def test_connections_killed_by_the_server(broker: Broker, hire: Hire, raw:
 
 
 async def test_everything_flushed_under_a_waiting_read(broker: Broker, hire: Hire, raw: redis.Redis) -> None:
-    hired = await hire(GatedEngine(is_open=False), check_s=0.05)
+    hired = await hire(GatedEngine(is_open=False), lease_s=2.0)
     (gone,) = await submit(broker, ["ECHO 1000"], stream=True)
     await eventually(lambda: hired.engine.added == [gone], "its turn")
     await eventually(lambda: raw.info("clients")["blocked_clients"] == 1, "a waiting read")
@@ -407,7 +408,7 @@ async def test_a_lane_deleted_under_a_waiting_read(broker: Broker, hire: Hire, r
     await hire()
     for _ in range(3):
         await eventually(lambda: raw.info("clients")["blocked_clients"] == 1, "a waiting read")
-        raw.delete(Keys("q").lane("normal"))
+        raw.delete(Keys("q").stream("normal"))
         (rid,) = await submit(broker, ["after"])
         assert (await end(broker, rid)).text == "after"
 
@@ -454,7 +455,7 @@ async def test_nothing_is_shown_or_read_before_the_engine_is_built(
     await eventually(lambda: hired.worker._engine_thread.alive, "the building")
     assert await broker.cards() == []
     assert (await record(broker, rid)).state == "queued"
-    assert raw.xinfo_groups(Keys("q").lane("normal")) == []
+    assert raw.xinfo_groups(Keys("q").stream("normal")) == []
     assert hired.worker.vitals.unready() == "starting"
     assert hired.worker.vitals.unhealthy() is None
     built.set()
@@ -500,24 +501,71 @@ async def _is_draining(broker: Broker) -> bool:
 
 
 @pytest.mark.parametrize("second_stop", [False, True])
-async def test_what_a_drain_has_no_time_for_fails_as_retryable(
+async def test_what_a_drain_has_no_time_for_goes_back_and_another_worker_answers_it(
     broker: Broker, hire: Hire, second_stop: bool
 ) -> None:
     hired = await hire(GatedEngine(is_open=False), drain_timeout_s=3600.0 if second_stop else 0.1)
-    rids = await submit(broker, ["ECHO 500"] * 3, stream=True)
+    rids = await submit(broker, ["ECHO 50"] * 3, stream=True)
     hired.engine.allowed = 10
     await eventually(lambda: hired.engine.taken == 10, "some steps")
     hired.worker.stop()
     if second_stop:
         hired.worker.stop()
     await hired.ended()
-    for rid, answer in zip(rids, await ends(broker, rids), strict=True):
-        assert answer.state == "failed"
-        assert answer.error is not None
-        assert answer.error.error().retryable
-        assert "send it again" in answer.error.message
-        await events(broker, rid)  # whose places have no holes
     assert hired.engine.closed.is_set()
+    for rid in rids:
+        found = await record(broker, rid)
+        # Released, in a new epoch, and nothing is counted against it. Twice, where a read of ours was still
+        # open and was given it.
+        assert (found.state, found.owner, found.epoch in (2, 3)) == ("queued", "", True)
+        assert (found.attempts, found.crashes) == (1, 0)
+    assert await broker.cards() == []
+    await hire()
+    for answer in await ends(broker, rids):
+        assert (answer.state, answer.text, answer.attempt, answer.worker) == ("done", echo(50), 2, "w2")
+
+
+async def test_what_has_not_begun_its_text_goes_back_though_it_may_not_be_begun_anew(
+    broker: Broker, hire: Hire
+) -> None:
+    hired = await hire(GatedEngine(is_open=False), drain_timeout_s=0.0)
+    shown, silent = await submit(broker, ["ECHO 500"] * 2, stream=True, on_restart="fail")
+    hired.engine.allowed = 3
+    await eventually_so(lambda: _has_text(broker, shown), "some text")
+    await broker.cancel([silent], "default")
+    (silent,) = await submit(broker, [SLOW], stream=True, on_restart="fail")
+    await eventually(hired.engine.preparing.is_set, "a prompt that is slow")
+    hired.worker.stop()
+    await eventually_so(lambda: _is_queued(broker, silent), "its release")
+    answer = await end(broker, shown)
+    assert (answer.state, answer.error and answer.error.error().retryable) == ("failed", True)
+
+
+async def _is_queued(broker: Broker, rid: str) -> bool:
+    return (await record(broker, rid)).state == "queued"
+
+
+async def test_answers_that_are_complete_are_told_though_the_drain_is_in_a_hurry(
+    broker: Broker, hire: Hire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = asyncio.Event()
+    plain = Broker.finish
+
+    async def finish(self: Broker, *calls: object) -> list[bool]:
+        await told.wait()
+        return await plain(self, *calls)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Broker, "finish", finish)
+    hired = await hire(drain_timeout_s=3600.0)
+    rids = await submit(broker, ["ECHO 2"] * 3)
+    await eventually(lambda: hired.worker._publisher.held == 3, "their turn")
+    await eventually(lambda: not hired.worker._publisher.unfinished(), "their ends")
+    hired.worker.stop()
+    hired.worker.stop()
+    await eventually(lambda: hired.worker.vitals.state == "draining", "the drain")
+    told.set()
+    await hired.ended()
+    assert {(answer.text, answer.attempt) for answer in await ends(broker, rids)} == {(echo(2), 1)}
 
 
 async def test_a_drain_does_not_wait_for_a_prompt_that_never_comes_ready(
@@ -525,16 +573,63 @@ async def test_a_drain_does_not_wait_for_a_prompt_that_never_comes_ready(
 ) -> None:
     monkeypatch.setattr("streamfleet_worker.worker.LAST_WORDS_S", 0.2)
     hired = await hire(drain_timeout_s=0.05)
-    (rid,) = await submit(broker, ["SLOW"])
+    (rid,) = await submit(broker, [SLOW])
     await eventually(hired.engine.preparing.is_set, "a prompt that is slow")
     await hired.drained()
-    answer = await end(broker, rid)
-    assert answer.error is not None
-    assert answer.error.error().retryable
+    found = await record(broker, rid)
+    assert (found.state, found.crashes) == ("queued", 0)
     assert hired.worker.abandoned
 
 
-async def test_an_engine_that_dies_fails_its_requests_as_retryable(broker: Broker, hire: Hire) -> None:
+async def test_asked_through_redis_it_drains(broker: Broker, hire: Hire, raw: redis.Redis) -> None:
+    hired = await hire(GatedEngine(is_open=False), lease_s=2.0)
+    (running,) = await submit(broker, ["ECHO 3"])
+    await eventually(lambda: hired.engine.added == [running], "its turn")
+    raw.hset(Keys("q").control, "drain:another", "1")
+    raw.hset(Keys("q").control, "drain:w1", "1")
+    await eventually(lambda: hired.worker.vitals.state == "draining", "the drain")
+    (waiting,) = await submit(broker, ["ECHO 3"])
+    hired.engine.is_open = True
+    await hired.ended()
+    assert (await end(broker, running)).text == echo(3)
+    assert (await record(broker, waiting)).state == "queued"
+    # The next one of this name would drain at once.
+    assert raw.hgetall(Keys("q").control).keys() >= {b"drain:another"}
+    assert not raw.hexists(Keys("q").control, "drain:w1")
+
+
+async def test_idle_too_it_drains_when_asked_through_redis(hire: Hire, raw: redis.Redis) -> None:
+    hired = await hire(lease_s=2.0)
+    raw.hset(Keys("q").control, "drain:w1", "1")
+    await hired.ended()
+
+
+async def test_with_redis_nearly_full_it_lets_nobody_in(
+    broker: Broker, hire: Hire, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("streamfleet_worker.presence.ANNOUNCE_S", 0.05)
+    hired = await hire()
+    used = raw.info("memory")["used_memory"]
+    try:
+        raw.config_set("maxmemory", used * 10 // 9)
+        envelope = Envelope(request=GenerateRequest(prompt="x"))
+
+        async def refused() -> bool:
+            (submitted,) = await broker.submit([Submission.of(envelope.model_copy(update={"rid": new_rid()}))])
+            return (submitted.outcome, submitted.reason) == ("full", "memory")
+
+        await eventually_so(refused, "a refusal")
+    finally:
+        raw.config_set("maxmemory", 0)
+    assert hired.worker.vitals.unready() is None
+
+
+# --- the engine dies, or hangs
+
+
+async def test_an_engine_that_dies_gives_back_what_it_ran_and_its_death_counts(
+    broker: Broker, hire: Hire
+) -> None:
     hired = await hire(GatedEngine(is_open=False), drain_timeout_s=3600.0)
     rids = await submit(broker, ["ECHO 50"] * 5, stream=True) + await submit(broker, ["ECHO 50"] * 3)
     await eventually(lambda: len(hired.engine.added) == 8, "a full batch")
@@ -542,12 +637,15 @@ async def test_an_engine_that_dies_fails_its_requests_as_retryable(broker: Broke
     hired.engine.broken = MemoryError("out of cache")
     with pytest.raises(GenerationFailed, match=r"engine died .*out of cache"):
         await hired.ended()
-    for answer in await ends(broker, rids):
-        assert answer.error is not None
-        assert answer.error.error().retryable
-    assert await states(broker, later) == {"queued": 1}
+    for rid in rids:
+        found = await record(broker, rid)
+        assert (found.state, found.crashes, found.solo_losses, found.attempts) == ("queued", 1, 0, 1)
+    (waiting,) = later
+    assert (await record(broker, waiting)).crashes == 0
     assert await broker.cards() == []
     assert not hired.worker.abandoned
+    await hire()
+    assert {answer.text for answer in await ends(broker, rids + later)} == {echo(50)}
 
 
 async def test_an_engine_that_dies_in_a_drain_ends_the_drain(broker: Broker, hire: Hire) -> None:
@@ -559,28 +657,58 @@ async def test_an_engine_that_dies_in_a_drain_ends_the_drain(broker: Broker, hir
     hired.engine.broken = ValueError("odd")
     with pytest.raises(GenerationFailed, match="engine died"):
         await hired.ended()
-    assert (await end(broker, rid)).state == "failed"
+    found = await record(broker, rid)
+    assert (found.state, found.crashes) == ("queued", 1)
 
 
-@pytest.mark.parametrize("part", ["publisher", "consumer", "expiry"])
+async def test_an_engine_that_hangs_gives_back_what_it_ran_and_its_death_counts(
+    broker: Broker, hire: Hire
+) -> None:
+    engine = GatedEngine()
+    hired = await hire(engine, step_limit_s=0.2, drain_timeout_s=3600.0)
+    (rid,) = await submit(broker, ["ECHO 3"])
+    await end(broker, rid)
+    engine.hang()
+    (rid,) = await submit(broker, ["ECHO 3"])
+    with pytest.raises(GenerationFailed, match=r"pulse died .*one step for over 0\.2 s"):
+        await hired.ended()
+    found = await record(broker, rid)
+    assert (found.state, found.crashes) == ("queued", 1)
+    assert hired.worker.abandoned
+    assert await broker.cards() == []
+    engine.freed.set()
+
+
+async def test_requests_fail_for_now_and_are_tried_again(broker: Broker, hire: Hire) -> None:
+    await hire(lease_s=2.0)
+    once, always = await submit(broker, ["ECHO 3 RETRY@1:1", "ECHO 3 RETRY@1"], retry=Retry(backoff_ms=0))
+    answer = await end(broker, once)
+    assert (answer.state, answer.text, answer.attempt) == ("done", echo(3), 2)
+    answer = await end(broker, always)
+    assert (answer.state, answer.attempt) == ("failed", 3)
+
+
+@pytest.mark.parametrize("part", ["publisher", "consumer", "sweeps", "leases"])
 async def test_a_part_that_dies_ends_the_worker(
     broker: Broker, hire: Hire, part: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("streamfleet_worker.worker.LAST_WORDS_S", 0.1)
-    monkeypatch.setattr("streamfleet_worker.worker.EXPIRE_S", 0.01)
-    hired = await hire(GatedEngine(is_open=False), drain_timeout_s=3600.0)
+    hired = await hire(GatedEngine(is_open=False), drain_timeout_s=3600.0, lease_s=0.4)
     (rid,) = await submit(broker, ["ECHO 5"], stream=True)
     await eventually(lambda: len(hired.engine.added) == 1, "its turn")
 
     async def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError("ours")
 
-    name = {"publisher": "emit", "consumer": "read", "expiry": "expire"}[part]
+    name = {"publisher": "emit", "consumer": "read", "sweeps": "sweep", "leases": "renew"}[part]
     monkeypatch.setattr(Broker, name, broken)
     hired.engine.is_open = True
     await eventually(lambda: hired.worker.vitals.fault is not None, "the fault")
     assert "ZeroDivisionError" in (hired.worker.vitals.unhealthy() or "")
     with pytest.raises(GenerationFailed, match=f"the {part} died"):
         await hired.ended()
-    if part != "publisher":
+    if part == "publisher":
+        found = await record(broker, rid)
+        assert (found.state, found.crashes) == ("queued", 1), "what could not be told is somebody else's"
+    else:
         assert (await end(broker, rid)).text == echo(5), "what ran was finished"

@@ -18,6 +18,7 @@ from streamfleet_common.schemas import LANES, Start
 from streamfleet_worker.lanes import LaneRotation
 
 MAX_BACKOFF_S = 5.0
+AUDIT_S = 5.0
 ALL: tuple[Stream, ...] = (*AGAIN, *LANES)
 
 log = structlog.get_logger()
@@ -36,7 +37,8 @@ class Consumer:
         skipped: is told why an entry that was read is not run.
         reconnected: is called when Redis is back after a failure.
         block_ms: how long a read waits for work.
-        clock: seconds, monotonic; for `polled_at`.
+        audit_s: how often it asks what it was given, in case a reply was lost and nobody noticed.
+        clock: seconds, monotonic; for `polled_at` and the audits.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class Consumer:
         skipped: Callable[[NotStarted], None],
         reconnected: Callable[[], None],
         block_ms: int = BLOCK_MS,
+        audit_s: float = AUDIT_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._broker = broker
@@ -62,6 +65,7 @@ class Consumer:
         self._skipped = skipped
         self._reconnected = reconnected
         self._block_ms = block_ms
+        self._audit_s = audit_s
         self._clock = clock
         self._lanes = LaneRotation()
         self._woken = asyncio.Event()
@@ -70,6 +74,7 @@ class Consumer:
         self._unsure_until = 0.0
         self._alone = False
         self._peers = 1
+        self._audited_at = clock()
         self.polled_at = clock()
         """When a look for work was last completed, or found needless for want of room."""
 
@@ -125,7 +130,8 @@ class Consumer:
         return self._room()
 
     async def _look(self, room: int, start: Start) -> None:
-        if self._unsure:
+        if self._unsure or self._clock() - self._audited_at >= self._audit_s:
+            self._audited_at = self._clock()
             # Asked before the look, so that the last of these comes after the time of doubt.
             self._unsure = self._clock() < self._unsure_until
             unseen = [entry for entry in await self._broker.given(self._owner) if not self._holds(entry)]

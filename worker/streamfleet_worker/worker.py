@@ -13,6 +13,7 @@ import structlog
 
 from streamfleet_common.broker import Broker
 from streamfleet_common.connections import BLOCK_MS
+from streamfleet_common.deliveries import Delivery
 from streamfleet_common.depth import Depth
 from streamfleet_common.errors import BrokerUnavailable, GenerationFailed, ModelLoadFailed, StreamfleetError
 from streamfleet_common.schemas import End, Start
@@ -30,6 +31,8 @@ LAST_WORDS_S = 5.0
 """How long a drain that has run out of time goes on trying to say so."""
 LEASE_S = 15.0
 STEP_LIMIT_S = 300.0
+AUDITS = 4
+"""So often within a lease a worker looks for requests that were given to it, but whose reply was lost."""
 CANCEL_AGAIN_S = 0.1
 
 log = structlog.get_logger()
@@ -90,6 +93,7 @@ class Worker:
             skipped=self.metrics.skipped,
             reconnected=self.metrics.reconnects.inc,
             block_ms=block_ms,
+            audit_s=lease_s / AUDITS,
             clock=clock,
         )
         self._presence = Presence(
@@ -114,6 +118,7 @@ class Worker:
             clock=clock,
         )
         self.metrics.since_poll.set_function(self.vitals.since_poll_s)
+        self._publishing: asyncio.Task[None] | None = None
         self._consuming: asyncio.Task[None] | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._stop = asyncio.Event()
@@ -141,7 +146,7 @@ class Worker:
         identity = End(state="done", model=info.model, revision=info.revision, worker=self.name)
         self.vitals.beat()
         self.vitals.state = "ready"
-        publishing = self._spawn("publisher", self._publisher.run(identity))
+        self._publishing = publishing = self._spawn("publisher", self._publisher.run(identity))
         # Without it no end can be told, so there is nothing to wait for.
         publishing.add_done_callback(lambda _: self._hurry.set())
         pulse = self._spawn("pulse", self.vitals.run())
@@ -244,13 +249,16 @@ class Worker:
         self._consumer.stop()
         telling = asyncio.create_task(self._presence.drain())
         if not await self._finish_running(self._drain_timeout_s, self._hurry):
-            await self._hand_back()
+            # What is complete is told first, unless there is nobody left to tell it.
+            told = self._publishing is not None and not self._publishing.done()
+            await self._hand_back(self._publisher.unfinished() if told else self._publisher.deliveries())
             if not await self._finish_running(LAST_WORDS_S):
-                await self._hand_back()  # what was still on its way into the engine
+                # What was still on its way into the engine, or could not be told.
+                await self._hand_back(self._publisher.deliveries())
         # First nobody refreshes the card any more, then it goes.
         await _end(telling, *self._tasks, *filter(None, [self._consuming]))
         await self._presence.leave()
-        await self._close(10.0)
+        await self._close(0.0 if self.vitals.hung() else 10.0)
         log.info("stopped")
 
     async def _finish_running(self, limit_s: float, hurry: asyncio.Event | None = None) -> bool:
@@ -268,23 +276,22 @@ class Worker:
         await _end(finishing, hurrying)
         return finished
 
-    async def _hand_back(self) -> None:
-        """Give what still runs to others, and fall silent about it."""
-        unfinished = self._publisher.unfinished()
-        if not unfinished:
+    async def _hand_back(self, held: list[Delivery]) -> None:
+        """Give these to others, and fall silent about them."""
+        if not held:
             return
         fault = self.vitals.fault
-        log.warning("requests handed back", count=len(unfinished), reason="fault" if fault else "drain")
+        log.warning("requests handed back", count=len(held), reason="fault" if fault else "drain")
         try:
             async with asyncio.timeout(LAST_WORDS_S):
                 if fault is None:
-                    await self._broker.release(unfinished)
+                    await self._broker.release(held)
                 else:
                     # One of them may be why: that has to count, or it would go on from worker to worker.
                     await self._broker.hand_back(self.name, crashed=True)
         except (BrokerUnavailable, TimeoutError) as error:
             log.warning("nothing can be handed back: the leases will run out", error=str(error))
-        self._publisher.lose([delivery.key for delivery in unfinished])
+        self._publisher.lose([delivery.key for delivery in held])
 
     async def _close(self, limit_s: float) -> None:
         self._intake.close()

@@ -19,7 +19,7 @@ from gated_engine import GatedEngine
 from hired import Hired, ends, submit
 from streamfleet_common.broker import Broker
 from streamfleet_common.depth import Depth
-from streamfleet_common.deliveries import Delivery, Entry, NotStarted
+from streamfleet_common.deliveries import Delivery, Entry, NotStarted, Swept
 from streamfleet_common.embedded import EmbeddedBroker
 from streamfleet_common.schemas import Choice, End, Failure, Timing, Usage
 from streamfleet_worker.engine.base import EngineInfo, Room, Step
@@ -50,6 +50,7 @@ KINDS = {
     "redeliveries_total": "counter",
     "fenced_writes_total": "counter",
     "dead_letters_total": "counter",
+    "swept_total": "counter",
     "broker_reconnects_total": "counter",
     "build_info": "gauge",
 }
@@ -99,6 +100,8 @@ def test_every_series_is_there_from_the_start_and_at_zero(metrics: Metrics) -> N
         assert samples["streamfleet_request_success_total", f"finished_reason={reason},queue=q"] == 0
     for kind in (*ERROR_TYPES, "other"):
         assert samples["streamfleet_request_failure_total", f"error_type={kind},queue=q"] == 0
+    for outcome in ("expired", "requeued", "failed", "dead", "stray"):
+        assert samples["streamfleet_swept_total", f"outcome={outcome},queue=q"] == 0
     for (name, labels), value in samples.items():
         if name == "streamfleet_build_info":
             assert (labels, value) == ("version=1.2.3", 1)
@@ -117,8 +120,12 @@ def test_nothing_that_happens_makes_a_new_series(metrics: Metrics) -> None:
         metrics.skipped(reason)
     metrics.delivered(delivery(attempts=2))
     metrics.stepped(Report(Step([], rows=3, prompt_tokens=5, generated_tokens=3), 0.01, Room(1, 3, 2)))
+    metrics.swept(Swept(expired=2, requeued=3, failed=4, dead=5, stray=6, grace=True, waited_ms=(1, 2, 3)))
     after = scrape(metrics)
     assert set(after) == before
+    swept = {"expired": 2, "requeued": 3, "failed": 4, "dead": 5, "stray": 6}
+    for outcome, count in swept.items():
+        assert after["streamfleet_swept_total", f"outcome={outcome},queue=q"] == count
     assert after["streamfleet_request_success_total", "finished_reason=other,queue=q"] == 1
     assert after["streamfleet_request_failure_total", "error_type=other,queue=q"] == 1
     assert after["streamfleet_request_failure_total", "error_type=deadline_exceeded,queue=q"] == 1

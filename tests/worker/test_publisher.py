@@ -12,7 +12,7 @@ from eventually import eventually
 from streamfleet_common import codec
 from streamfleet_common.broker import Broker
 from streamfleet_common.deliveries import Delivery, Emission, Entry, Finish
-from streamfleet_common.errors import BrokerUnavailable, GenerationFailed
+from streamfleet_common.errors import BrokerUnavailable, DeadlineExceeded, GenerationFailed, InvalidRequest
 from streamfleet_common.schemas import Choice, Delta, End, Prefill, Usage
 from streamfleet_worker import publisher as publisher_module
 from streamfleet_worker.engine.base import Finished, Key, Output, Tokens
@@ -20,7 +20,6 @@ from streamfleet_worker.metrics import Metrics
 from streamfleet_worker.publisher import Publisher
 
 IDENTITY = End(state="done", model="m", revision="r", worker="w1")
-CHECK_S = 0.05
 
 
 class StubBroker:
@@ -37,6 +36,8 @@ class StubBroker:
         self.log: dict[str, dict[int, Any]] = {}
         self.ends: dict[str, End] = {}
         self.finishes: list[list[str]] = []
+        self.retries: set[str] = set()
+        """Those that came with the wish for another try."""
 
     async def emit(self, emissions: Sequence[Emission]) -> list[bool]:
         await self._pass()
@@ -54,6 +55,7 @@ class StubBroker:
         await self._pass()
         rids = [finish.delivery.entry.rid for finish in finishes]
         self.finishes.append(rids)
+        self.retries |= {finish.delivery.entry.rid for finish in finishes if finish.retry}
         for rid, body in zip(rids, bodies, strict=True):
             if rid not in self.fenced:
                 event = codec.decode_event(body)
@@ -81,10 +83,6 @@ class StubBroker:
     def text(self, rid: str) -> str:
         return "".join(event.text for event in self.events(rid) if isinstance(event, Delta))
 
-    @property
-    def checks(self) -> list[str]:
-        return [e.delivery.entry.rid for emissions in self.emits for e in emissions if not e.body]
-
 
 class Desk:
     """A publisher at work, and what it tells."""
@@ -98,7 +96,6 @@ class Desk:
             self.metrics,
             forget=self.forgotten.extend,
             freed=self._freed,
-            check_s=CHECK_S,
         )
         self.task = asyncio.create_task(self.publisher.run(IDENTITY))
 
@@ -271,38 +268,61 @@ async def test_an_end_that_was_refused_is_no_success(broker: StubBroker, desk: D
     assert desk.metric("fenced_writes_total") == 1
 
 
-async def test_what_shows_nothing_has_its_fence_looked_at(broker: StubBroker, desk: Desk) -> None:
-    one_shot, waiting = desk.hold("one-shot", stream=False), desk.hold("waiting")
-    desk.take((one_shot, tokens("x")))
-    await eventually(lambda: len(broker.checks) >= 4, "two rounds of checks")
-    assert set(broker.checks) == {"one-shot", "waiting"}
-    broker.fenced |= {"one-shot", "waiting"}
-    await eventually(lambda: set(desk.forgotten) == {one_shot, waiting}, "both losses")
-    assert desk.publisher.held == 0
-    looks = len(broker.emits)
-    await asyncio.sleep(3 * CHECK_S)
-    assert len(broker.emits) == looks, "nobody is held, so nothing is asked"
-
-
-async def test_given_up_requests_end_and_so_does_whatever_comes_later(broker: StubBroker, desk: Desk) -> None:
-    early, ended = desk.hold("early"), desk.hold("ended", stream=False)
+async def test_what_is_lost_is_forgotten_and_its_end_never_told(broker: StubBroker, desk: Desk) -> None:
+    lost, kept, ended = desk.hold("lost"), desk.hold("kept"), desk.hold("ended", stream=False)
+    broker.open.clear()
     desk.take((ended, done(["x"])))
-    error = GenerationFailed("send it again", retryable=True)
-    desk.publisher.give_up(Finished("failed", error=error))
-    late = desk.hold("late")
-    assert not desk.publisher.holds(early)
-    assert not desk.publisher.holds(late)
-    desk.take((early, tokens("too late")))
+    await eventually(lambda: broker.waiting == 1, "a call that waits")
+    desk.take((lost, tokens("x")), (kept, tokens("x")))
+    # A renewal says so, while the publisher waits for its own answer.
+    desk.publisher.lose([lost, ended, ("never held", 1)])
+    assert desk.forgotten == [lost, ended]
+    desk.take((lost, done(["x"])), (kept, done(["x"])))
+    broker.open.set()
     await desk.publisher.wait_empty()
-    assert {rid: end.state for rid, end in broker.ends.items()} == {
-        "early": "failed",
-        "ended": "done",
-        "late": "failed",
-    }
-    assert broker.ends["late"].error is not None
-    assert broker.ends["late"].error.error().retryable
-    assert broker.text("early") == ""
-    assert desk.metric("request_failure_total", error_type="generation_failed") == 2
+    assert (list(broker.log), sorted(broker.ends)) == (["kept"], ["ended", "kept"])
+    assert desk.metric("request_success_total", finished_reason="eos") == 1, "what was not ours is not counted"
+
+
+async def test_losing_the_last_one_leaves_it_empty(desk: Desk) -> None:
+    key = desk.hold("a")
+    waiting = asyncio.create_task(desk.publisher.wait_empty())
+    desk.publisher.lose([key])
+    async with asyncio.timeout(5):
+        await waiting
+    assert (desk.publisher.held, desk.freed) == (0, 1)
+
+
+async def test_what_is_held_is_ours_to_keep_until_its_end_is_told(broker: StubBroker, desk: Desk) -> None:
+    running, ended = desk.hold("running"), desk.hold("ended", stream=False)
+    broker.open.clear()
+    desk.take((ended, done(["x"])))
+    await eventually(lambda: broker.waiting == 1, "a call that waits")
+    assert {one.key for one in desk.publisher.deliveries()} == {running, ended}
+    assert [one.key for one in desk.publisher.unfinished()] == [running], "it can be handed back"
+    broker.open.set()
+    await eventually(lambda: desk.publisher.held == 1, "the end")
+    assert [one.key for one in desk.publisher.deliveries()] == [running]
+
+
+@pytest.mark.parametrize(
+    ("finished", "is_wanted"),
+    [
+        (Finished("failed", error=GenerationFailed("later", retryable=True)), True),
+        (Finished("failed", error=GenerationFailed("never")), False),
+        (Finished("failed", error=InvalidRequest("never")), False),
+        (Finished("expired", error=DeadlineExceeded("too late")), False),
+        (done(["x"]), False),
+    ],
+    ids=["retryable", "for good", "invalid", "expired", "done"],
+)
+async def test_only_a_failure_that_may_pass_is_tried_again(
+    broker: StubBroker, desk: Desk, finished: Finished, is_wanted: bool
+) -> None:
+    key = desk.hold("a", stream=False)
+    desk.take((key, finished))
+    await desk.publisher.wait_empty()
+    assert broker.retries == ({"a"} if is_wanted else set())
 
 
 @pytest.mark.parametrize("bad", ["\ud83d", 7])
@@ -334,10 +354,9 @@ async def test_an_end_without_bytes_fails_its_request_alone(broker: StubBroker, 
     }
 
 
-async def test_an_entry_is_known_by_its_lane_and_place() -> None:
-    desk = Desk(StubBroker())
+async def test_an_entry_is_known_by_its_place(desk: Desk) -> None:
     desk.hold("a")
     assert desk.publisher.has(Entry("a", "a-0", "normal", b"other bytes"))
     assert not desk.publisher.has(Entry("a", "a-0", "high", b""))
+    assert not desk.publisher.has(Entry("a", "a-0", "normal:again", b""))
     assert not desk.publisher.has(Entry("a", "b-0", "normal", b""))
-    desk.task.cancel()

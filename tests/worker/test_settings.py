@@ -16,6 +16,7 @@ from streamfleet_worker.settings import WorkerSettings
 DEFAULTS: dict[str, Any] = {
     "redis_url": "redis://localhost:6379/0",
     "queue": "default",
+    "durability": "fast",
     "engine": "generation",
     "model": "smollm2",
     "device": "auto",
@@ -25,7 +26,13 @@ DEFAULTS: dict[str, Any] = {
     "max_delay_ms": 20.0,
     "max_seq_len": 4096,
     "max_queue_depth": 1024,
+    "max_queue_tokens": 0,
+    "lease_s": 15.0,
+    "step_limit_s": 300.0,
+    "dead_letter_payload": False,
     "drain_timeout_s": 30.0,
+    "workers": 0,
+    "max_crashes": 5,
     "http_host": "127.0.0.1",
     "http_port": None,
     "log_format": "console",
@@ -63,7 +70,9 @@ def test_defaults_are_those_of_the_documentation() -> None:
     assert {name.upper() for name in DEFAULTS} <= set(found)
     for name, default in DEFAULTS.items():
         text = found[name.upper()]
-        if isinstance(default, int | float):
+        if isinstance(default, bool):
+            assert text == str(default).lower(), name
+        elif isinstance(default, int | float):
             assert float(text) == default, name
         else:
             assert text == ("none" if default is None else default), name
@@ -92,6 +101,14 @@ def test_values_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> No
         ("MAX_DELAY_MS", "nan"),
         ("MAX_SEQ_LEN", "1"),
         ("MAX_QUEUE_DEPTH", "0"),
+        ("MAX_QUEUE_TOKENS", "-1"),
+        ("LEASE_S", "0.1"),
+        ("LEASE_S", "inf"),
+        ("STEP_LIMIT_S", "0"),
+        ("STEP_LIMIT_S", "nan"),
+        ("DEAD_LETTER_PAYLOAD", "maybe"),
+        ("WORKERS", "-1"),
+        ("MAX_CRASHES", "0"),
         ("DRAIN_TIMEOUT_S", "inf"),
         ("DRAIN_TIMEOUT_S", "nan"),
         ("HTTP_PORT", "65536"),

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable
 
 import pytest
+import redis
 
 from eventually import eventually
 from hired import Hired
 from streamfleet_common.embedded import EmbeddedBroker
 from streamfleet_common.errors import GenerationFailed
-from streamfleet_worker.vitals import STALE_S, STEP_LIMIT_S, Vitals
+from streamfleet_worker.vitals import BEAT_S, STALE_S, Vitals
+
+STEP_LIMIT_S = 300.0
 
 Hire = Callable[..., Awaitable[Hired]]
 
@@ -33,8 +37,18 @@ class Body:
         self.now = 0.0
         self.engine = Engine()
         self.consumer = Consumer()
-        self.vitals = Vitals(self.engine, self.consumer, lambda: self.now)  # type: ignore[arg-type]
+        self.moves = 0
+        self.vitals = Vitals(
+            self.engine,  # type: ignore[arg-type]
+            self.consumer,  # type: ignore[arg-type]
+            STEP_LIMIT_S,
+            self._moved,
+            lambda: self.now,
+        )
         self.vitals.state = "ready"
+
+    def _moved(self) -> None:
+        self.moves += 1
 
     @property
     def all_well(self) -> bool:
@@ -86,6 +100,28 @@ def test_one_step_may_take_long_but_not_for_ever(body: Body) -> None:
     assert body.vitals.unhealthy() is None
 
 
+async def test_an_engine_that_hangs_ends_the_pulse(body: Body) -> None:
+    body.engine.stepping = True
+    pulse = asyncio.create_task(body.vitals.run())
+    await eventually(lambda: body.moves == 1, "a beat")
+    body.now = STEP_LIMIT_S + BEAT_S
+    with pytest.raises(GenerationFailed, match="one step for over 300 s") as caught:
+        await pulse
+    assert caught.value.retryable
+    assert body.moves == 2, "whoever watches the loop is told at each beat"
+
+
+def test_one_step_may_take_exactly_its_limit(body: Body) -> None:
+    body.engine.stepping = True
+    body.vitals.beat()
+    body.now = STEP_LIMIT_S
+    assert not body.vitals.hung()
+    body.now += 0.001
+    assert body.vitals.hung()
+    body.engine.stepping = False
+    assert not body.vitals.hung(), "an idle engine does not hang"
+
+
 def test_steps_that_follow_each_other_are_not_one(body: Body) -> None:
     body.engine.stepping = True
     for step in range(10):
@@ -114,9 +150,11 @@ def test_on_its_way_in_and_out_it_is_alive_and_not_ready(body: Body, state: str)
 async def test_readiness_follows_redis(hire: Hire) -> None:
     late_s = 0.0
     with EmbeddedBroker() as server:
-        hired = await hire(url=server.url, clock=lambda: time.monotonic() + late_s)
+        hired = await hire(url=server.url, clock=lambda: time.monotonic() + late_s, block_ms=500)
         vitals = hired.worker.vitals
         assert vitals.unready() is None
+        with redis.Redis.from_url(server.url) as raw:
+            await eventually(lambda: raw.info("clients")["blocked_clients"] == 1, "a read that waits")
         server.kill()
         await eventually(lambda: hired.worker._consumer._unsure, "a failed read")
         late_s = STALE_S + 1
@@ -124,5 +162,5 @@ async def test_readiness_follows_redis(hire: Hire) -> None:
         assert hired.metric("seconds_since_last_poll") > STALE_S
         server.restart()
         await eventually(lambda: vitals.unready() is None, "readiness")
-        assert hired.metric("broker_reconnects_total") >= 1
+        await eventually(lambda: hired.metric("broker_reconnects_total") >= 1, "the news of it")
         await hired.dismiss()

@@ -79,6 +79,9 @@ def delta(text: str = "a") -> Delta:
     return Delta(token_ids=(1,), texts=(text,))
 
 
+CARD = card(max_queue_depth=100)
+
+
 class Recorder:
     """A listener that keeps what it is told."""
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import redis
 
+from streamfleet_common import calls
 from streamfleet_common.broker import Broker
 from streamfleet_common.connections import Connections
 from streamfleet_common.keys import Keys
@@ -26,6 +27,13 @@ async def connections(request: pytest.FixtureRequest, redis_url: str) -> AsyncIt
     opened = Connections.open(f"{redis_url}?protocol={protocol[-1]}")
     yield opened
     await opened.close()
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls that fail are repeated at once, and not for long."""
+    monkeypatch.setattr(calls, "BACKOFF_S", 0.001)
+    monkeypatch.setattr(calls, "BUDGET_S", 0.1)
 
 
 @pytest.fixture

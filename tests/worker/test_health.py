@@ -108,3 +108,24 @@ def test_no_thread_is_left(door: Door) -> None:
     door.server.close()
     thread.join(5)
     assert not thread.is_alive()
+
+
+def test_a_predecessor_and_a_successor_share_one_socket() -> None:
+    probes: dict[str, Probe] = {"/healthz": lambda: None}
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        listening.setblocking(False)
+        port = int(listening.getsockname()[1])
+        old, new = (
+            HealthServer("unused", 1, Metrics("q", "0").registry, probes, listening.dup()) for _ in range(2)
+        )
+        assert (old.start(), new.start()) == (port, port)
+        url = f"http://127.0.0.1:{port}/healthz"
+        # Whoever of the two comes too late for a connection must not wait for the next one.
+        for _ in range(20):
+            with urlopen(url, timeout=10) as reply:
+                assert reply.status == 200
+        old.close()
+        for _ in range(5):
+            with urlopen(url, timeout=10) as reply:
+                assert reply.status == 200
+        new.close()

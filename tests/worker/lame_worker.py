@@ -22,10 +22,12 @@ from streamfleet_worker.settings import WorkerSettings
 
 
 class SlowEngine(ScriptedEngine):
-    """A step takes a while; it dies once there is a file called `die`."""
+    """A step takes a while. Once there is a file called `die` or `hang`, that is what it does."""
 
     def step(self) -> Step:
         time.sleep(0.01)
+        while Path(os.environ["LAME_FOLDER"], "hang").exists():
+            time.sleep(0.01)
         if Path(os.environ["LAME_FOLDER"], "die").exists():
             raise MemoryError("told to die")
         return super().step()

@@ -23,6 +23,7 @@ from eventually import eventually
 from hired import ends, eventually_so, submit
 from streamfleet_common.broker import Broker
 from streamfleet_common.keys import Keys
+from streamfleet_worker.intake import INLINE_BYTES
 
 PATIENCE_S = 20.0
 LAME = str(Path(__file__).parent / "lame_worker.py")
@@ -154,20 +155,26 @@ async def _running(broker: Broker, count: int) -> bool:
     return (await broker.depth()).running == count
 
 
-async def test_out_of_time_it_fails_what_is_left_as_retryable(broker: Broker, launch: Launch) -> None:
+async def _was_handed_back(broker: Broker, rids: list[str], *, crashes: int) -> None:
+    for found in await broker.status(rids, "default"):
+        assert found is not None
+        assert (found.state, found.attempts, found.crashes) == ("queued", 1, crashes)
+    assert await broker.cards() == []
+
+
+async def test_out_of_time_it_hands_back_what_is_left(broker: Broker, launch: Launch) -> None:
     worker = launch("slow", drain_timeout_s="0.2")
     await worker.said("ready")
     rids = await submit(broker, ["ECHO 2000"] * 3)
     await eventually_so(lambda: _running(broker, 3), "a batch")
     worker.child.terminate()
     assert await worker.ended() == 0
-    for answer in await ends(broker, rids):
-        assert answer.error is not None
-        assert answer.error.error().retryable
-    assert (worker.line("requests given up") or {})["count"] == 3
+    await _was_handed_back(broker, rids, crashes=0)
+    line = worker.line("requests handed back") or {}
+    assert (line["count"], line["reason"]) == (3, "drain")
 
 
-async def test_a_second_signal_gives_up_at_once(broker: Broker, launch: Launch) -> None:
+async def test_a_second_signal_hands_back_at_once(broker: Broker, launch: Launch) -> None:
     worker = launch("slow", drain_timeout_s="3600")
     await worker.said("ready")
     rids = await submit(broker, ["ECHO 2000"] * 3)
@@ -176,7 +183,7 @@ async def test_a_second_signal_gives_up_at_once(broker: Broker, launch: Launch) 
     await worker.said("draining")
     worker.child.terminate()
     assert await worker.ended() == 0
-    assert {answer.state for answer in await ends(broker, rids)} == {"failed"}
+    await _was_handed_back(broker, rids, crashes=0)
 
 
 async def test_an_engine_that_dies_ends_the_process_with_1(broker: Broker, launch: Launch) -> None:
@@ -186,11 +193,42 @@ async def test_an_engine_that_dies_ends_the_process_with_1(broker: Broker, launc
     await eventually_so(lambda: _running(broker, 3), "a batch")
     (worker.folder / "die").touch()
     assert await worker.ended() == 1
-    for answer in await ends(broker, rids):
-        assert answer.error is not None
-        assert answer.error.error().retryable
+    await _was_handed_back(broker, rids, crashes=1)
     assert worker.lines[-1]["event"] == "the engine died (MemoryError: told to die); start the worker again"
-    assert await broker.cards() == []
+
+
+async def test_an_engine_that_hangs_ends_the_process_with_1(broker: Broker, launch: Launch) -> None:
+    worker = launch("slow", drain_timeout_s="3600", step_limit_s="1")
+    await worker.said("ready")
+    rids = await submit(broker, ["ECHO 2000"] * 3)
+    await eventually_so(lambda: _running(broker, 3), "a batch")
+    (worker.folder / "hang").touch()
+    assert await worker.ended() == 1
+    await _was_handed_back(broker, rids, crashes=1)
+    assert "in one step for over 1 s" in worker.lines[-1]["event"]
+
+
+async def test_a_step_that_holds_the_interpreter_ends_the_process_too(
+    broker: Broker, launch: Launch
+) -> None:
+    worker = launch(step_limit_s="1", lease_s="1.5")
+    await worker.said("ready")
+    (rid,) = await submit(broker, ["ECHO 5 BLOCK@2:600"])
+    # No code of ours can run in it by then, so nothing is handed back: its lease runs out.
+    assert await worker.ended() == 1
+    assert "Timeout" in worker.text, "the stacks of its threads"
+    assert "_hold_interpreter" in worker.text
+    successor = launch(lease_s="1.5")
+    await successor.said("ready")
+
+    async def taken() -> bool:
+        (found,) = await broker.status([rid], "default")
+        return found is not None and found.attempts == 2
+
+    await eventually_so(taken, "another try")
+    (found,) = await broker.status([rid], "default")
+    assert found is not None
+    assert found.crashes == 1
 
 
 async def test_told_to_stop_while_loading_it_goes_at_once(broker: Broker, launch: Launch) -> None:
@@ -214,13 +252,11 @@ async def test_a_prompt_that_never_comes_ready_does_not_hold_the_process(
 ) -> None:
     worker = launch("stuck", drain_timeout_s="0.1")
     await worker.said("ready")
-    (rid,) = await submit(broker, ["x"])
+    rids = await submit(broker, ["x" * INLINE_BYTES])
     await eventually((worker.folder / "preparing").exists, "the preparing")
     worker.child.terminate()
     assert await worker.ended() == 0
-    (answer,) = await ends(broker, [rid])
-    assert answer.error is not None
-    assert answer.error.error().retryable
+    await _was_handed_back(broker, rids, crashes=0)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,8 @@
-"""The scripts in the in-process server of the unit tests, which knows no script flags."""
+"""The scripts in the in-process server of the unit tests.
+
+It knows no script flags, no idle times of what is pending, and gives scripts another shape of XREADGROUP's
+reply than real servers do: sweeps of lost leases and `take` are tested on a real server only.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +11,30 @@ from typing import Any
 import pytest
 from fakeredis import FakeAsyncRedis, FakeServer
 
-from broker_parts import DONE, START, Recorder, begin, delta, emission, finish, submission, take_all
+from broker_parts import (
+    DONE,
+    START,
+    Recorder,
+    begin,
+    begin_waiting,
+    delta,
+    emission,
+    finish,
+    retry,
+    submission,
+    take_all,
+)
 from eventually import eventually
+from server_view import OTHER, RID
 from streamfleet_common import codec
 from streamfleet_common.broker import Broker
 from streamfleet_common.cards import Card, Limits
 from streamfleet_common.connections import Connections
-from streamfleet_common.deliveries import Delivery
+from streamfleet_common.deliveries import Delivery, Swept
 from streamfleet_common.depth import Depth
 from streamfleet_common.keys import LETTERS
-from streamfleet_common.schemas import End
+from streamfleet_common.schemas import End, Retry
 from streamfleet_common.subscriber import Subscriber
-
-RID = "00" + "ab" * 16
 
 
 @pytest.fixture
@@ -132,3 +147,65 @@ async def test_cards(broker: Broker) -> None:
     assert (await broker.depth()).limit == 5
     await broker.announce(card, life_ms=0)
     assert await broker.cards() == []
+
+
+async def test_work_that_goes_back(broker: Broker, raw: Any) -> None:
+    first, second = await begin(broker, submission(rid=RID, stream=True), submission())
+    await broker.submit([submission(rid=OTHER)])
+    assert (await broker.renew("w1", [first, second])).ours == [True, True]
+    assert await broker.release([first]) == [True]
+    assert await broker.finish([retry(second)]) == [True]
+    assert (await broker.renew("w1", [first, second])).ours == [False, False]
+    assert await broker.emit([emission(first, 1, b"x")]) == [False]
+    deliveries = await begin_waiting(broker, "w2")
+    assert {one.entry.rid: (one.epoch, one.attempts) for one in deliveries} == {
+        RID: (3, 2),
+        second.entry.rid: (3, 2),
+        OTHER: (1, 1),
+    }
+    assert await broker.finish([finish(one) for one in deliveries]) == [True] * 3
+    await assert_drained(broker, raw)
+
+
+async def test_a_pause_before_the_next_try(broker: Broker, raw: Any) -> None:
+    (delivery,) = await begin(broker, submission(rid=RID, retry=Retry(backoff_ms=60_000)))
+    assert await broker.finish([retry(delivery)]) == [True]
+    assert await take_all(broker) == []
+    assert await raw.zcard(broker.keys.later) == 1
+    await raw.zadd(broker.keys.later, {RID: 1})
+    await broker.sweep()
+    (again,) = await begin_waiting(broker, "w2")
+    assert (again.epoch, again.attempts) == (4, 2)
+    assert await broker.cancel([RID], "default") == ["cancelled"]
+    await assert_drained(broker, raw)
+
+
+async def test_workers_that_are_lost(broker: Broker, raw: Any) -> None:
+    await broker.submit([submission(rid=RID)])
+    for number in range(4):
+        (delivery,) = await begin_waiting(broker, f"w{number}")
+        assert (delivery.attempts, delivery.crashes) == (number + 1, number)
+        assert await broker.hand_back(f"w{number}", crashed=True) == 1
+        assert await broker.finish([finish(delivery)]) == [False]
+    (record,) = await broker.status([RID], "default")
+    assert record is not None
+    assert (record.state, record.crashes, record.solo_losses) == ("dead", 4, 2)
+    assert (await broker.depth()).dead == 1
+    await assert_drained(broker, raw)
+
+
+async def test_a_sweep_leaves_the_living_alone(broker: Broker, raw: Any) -> None:
+    (delivery,) = await begin(broker, submission(rid=RID))
+    assert (await broker.sweep()).grace
+    await raw.hset(broker.keys.sweep, "grace_until", 0)
+    assert await broker.sweep() == Swept()
+    assert await broker.finish([finish(delivery)]) == [True]
+
+
+async def test_room_in_tokens(broker: Broker) -> None:
+    limits = Limits(
+        max_batch_size=1, max_seq_len=1, max_queue_depth=5, max_queue_tokens=200, max_request_bytes=1
+    )
+    await broker.announce(Card(worker="w1", queue="q", model="m", limits=limits))
+    answers = await broker.submit([submission(), submission()])
+    assert [(answer.outcome, answer.reason) for answer in answers] == [("accepted", ""), ("full", "tokens")]

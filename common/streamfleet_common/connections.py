@@ -290,6 +290,7 @@ class _Target:
         options = self.options | {
             "socket_timeout": timeout_s,
             "socket_connect_timeout": COMMAND_TIMEOUT_S,
+            "retry_on_timeout": False,
             "health_check_interval": 0,
             "decode_responses": False,
             **self._no_surprises(),
@@ -315,7 +316,6 @@ class _Target:
         return {
             "retry": Retry(NoBackoff(), 0),
             "retry_on_error": [],
-            "retry_on_timeout": False,
             # While it is on, as it is by itself, a pool does not look whether a connection that it hands out
             # is closed or holds an unread reply.
             "maint_notifications_config": MaintNotificationsConfig(enabled=False),

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from redis import exceptions as redis_errors
-from redis.asyncio import Redis
 
 from broker_parts import submission
 from chaos.proxy import ChaosProxy
@@ -109,14 +108,11 @@ def test_the_words_hold_no_password() -> None:
 def test_backoff_is_jittered_and_capped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calls_module, "BACKOFF_S", 0.1)
     monkeypatch.setattr(calls_module, "MAX_BACKOFF_S", 5.0)
-    monkeypatch.setattr(random, "uniform", lambda low, high: (low, high))
-    assert [backoff_s(tries) for tries in (1, 2, 3, 6, 1000)] == [
-        (0, 0.2),
-        (0, 0.4),
-        (0, 0.8),
-        (0, 5.0),
-        (0, 5.0),
-    ]
+    drawn: list[tuple[float, float]] = []
+    monkeypatch.setattr(random, "uniform", lambda low, high: drawn.append((low, high)))
+    for tries in (1, 2, 3, 6, 1000):
+        backoff_s(tries)
+    assert drawn == [(0, 0.2), (0, 0.4), (0, 0.8), (0, 5.0), (0, 5.0)]
 
 
 # --- how often, how long
@@ -201,7 +197,7 @@ async def test_a_question_that_may_not_be_asked(calls: Calls) -> None:
 # --- which connections are given up
 
 
-async def connected(*clients: Redis) -> list[Any]:
+async def connected(*clients: Any) -> list[Any]:
     """The one connection that each client has now."""
     for client in clients:
         await client.ping()
@@ -219,19 +215,19 @@ async def test_a_lost_line_takes_its_idle_sisters_along(connections: Connections
 
 async def test_a_demoted_primary_is_given_up_by_all(connections: Connections, calls: Calls) -> None:
     lines = await connected(connections.commands, connections.leases, connections.reader)
-    busy: Any = await connections.leases.connection_pool.get_connection()
-    subscription: Any = await connections.pubsub.connection_pool.get_connection()
+    pools: list[Any] = [connections.leases.connection_pool, connections.pubsub.connection_pool]
+    busy, subscription = [await pool.get_connection() for pool in pools]
     error = await calls.failed(redis_errors.ReadOnlyError("demoted"))
     assert error.reason == "read_only"
     assert not any(line.is_connected for line in (lines[0], lines[2], subscription))
     assert busy.is_connected  # its reply is still to come
-    await connections.leases.connection_pool.release(busy)
+    await pools[0].release(busy)
     assert not busy.is_connected
-    await connections.pubsub.connection_pool.release(subscription)
+    await pools[1].release(subscription)
 
 
 async def test_no_renewal_waits_behind_others(connections: Connections, calls: Calls) -> None:
-    pool = connections.commands.connection_pool
+    pool: Any = connections.commands.connection_pool
     taken = [await pool.get_connection() for _ in range(16)]
     args = ["default", b"", "00" + "ab" * 16]
     waiting = asyncio.create_task(calls.script("cancel", args))
@@ -265,7 +261,7 @@ async def test_no_answer_belongs_to_another_question(raw: Any, redis_url: str) -
             name = keys.record(known[number].envelope.rid)
             try:
                 async with asyncio.timeout(dice.uniform(0.001, 0.005) if dice.random() < 0.5 else 5):
-                    value = await calls.ask(lambda: connections.commands.get(name))
+                    value: Any = await calls.ask(lambda: connections.commands.get(name))
             except TimeoutError:
                 outcomes["given up"] += 1
             else:
@@ -287,7 +283,7 @@ async def test_no_answer_belongs_to_another_question(raw: Any, redis_url: str) -
 
 async def test_whoever_waits_gets_what_a_cancelled_one_did_not_take(redis_url: str) -> None:
     connections = Connections.open(redis_url, max_connections=1)
-    pool = connections.commands.connection_pool
+    pool: Any = connections.commands.connection_pool
     only = await pool.get_connection()
     first = asyncio.create_task(pool.get_connection())
     second = asyncio.create_task(pool.get_connection())

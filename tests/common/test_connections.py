@@ -29,6 +29,11 @@ from streamfleet_common.errors import BrokerUnavailable
         ("redis://user:://s3cret@host", "redis://user:***@host"),
         ("redis://host/0?password=s3cret&db=1", "redis://host/0?password=***&db=1"),
         ("redis://host/0?db=1&password=s3cret", "redis://host/0?db=1&password=***"),
+        ("redis+sentinel://u:s3cret@a:1,b:2/m/0", "redis+sentinel://u:***@a:1,b:2/m/0"),
+        (
+            "redis+sentinel://a/m?sentinel_password=s3cret&db=1",
+            "redis+sentinel://a/m?sentinel_password=***&db=1",
+        ),
         ("unix://user:s3cret@/path/socket", "unix://user:***@/path/socket"),
         ("unix:///path/socket?db=1", "unix:///path/socket?db=1"),
         ("user:s3cret@host", "user:***@host"),
@@ -53,6 +58,14 @@ def test_no_password_is_shown(url: str, shown: str) -> None:
         "redis://[::1",
         "redis://host:99999999/0",
         "redis://host/0?socket_timeout=soon",
+        "redis://host/0?no_such_option=1",
+        "redis+cluster://host/0",
+        "redis+sentinel://a:1,b:2",
+        "redis+sentinel://a:1,b:2/m/x",
+        "redis+sentinel://:s3cret@a:1,b:99999/m",
+        "redis+sentinel://:s3cret@a:b/m",
+        "redis+sentinel:///m",
+        "redis+sentinel://a/m?sentinel_socket_timeout=1",
     ],
 )
 def test_no_redis_url(url: str) -> None:
@@ -71,8 +84,12 @@ OPTIONS = (
 @pytest.mark.parametrize("options", ["", "?" + OPTIONS])
 async def test_options_in_the_url_do_not_loosen_what_counts(options: str) -> None:
     connections = Connections.open(f"redis://localhost:1/0{options}", max_connections=7)
-    clients = (connections.commands, connections.reader, connections.pubsub)
-    for client, size, timeout_s in zip(clients, (7, 1, 1), (5.0, BLOCK_MS / 1000 + 5.0, None), strict=True):
+    for client, size, timeout_s in (
+        (connections.commands, 7, 5.0),
+        (connections.reader, 1, BLOCK_MS / 1000 + 5.0),
+        (connections.pubsub, 1, None),
+        (connections.leases, 2, 2.0),
+    ):
         pool: Any = client.connection_pool
         assert pool.max_connections == size
         connection = pool.make_connection()
@@ -90,6 +107,38 @@ async def test_tls_and_sockets_have_connections_of_their_own() -> None:
         pool: Any = connections.commands.connection_pool
         assert isinstance(pool.make_connection(), kind)
         await connections.close()
+
+
+async def test_a_url_of_sentinels() -> None:
+    url = "rediss+sentinel://u:p%40w@a:1,[::1]:3,c/my%20name/2?sentinel_password=q&ssl_ca_certs=/ca&timeout=0"
+    connections = Connections.open(url)
+    for client in (connections.commands, connections.reader, connections.pubsub, connections.leases):
+        pool: Any = client.connection_pool
+        connection: Any = pool.make_connection()
+        assert issubclass(type(connection), SSLConnection)
+        assert (connection.username, connection.password, connection.db) == ("u", "p@w", 2)
+        assert connection.retry.get_retries() == 0
+        primary = connection._primary
+        assert (primary._name, primary._hosts) == ("my name", [("a", 1), ("::1", 3), ("c", 26379)])
+        for sentinel in primary._sentinel.sentinels:
+            options = sentinel.connection_pool.connection_kwargs
+            assert (options["username"], options["password"]) == (None, "q")
+            assert options["ssl_ca_certs"] == "/ca"
+            assert options["socket_timeout"] == options["socket_connect_timeout"] == 1.0
+            assert sentinel.connection_pool.connection_class is SSLConnection
+    await connections.close()
+
+
+async def test_no_sentinel() -> None:
+    connections = Connections.open(
+        "redis+sentinel://:s3cret@127.0.0.1:1,127.0.0.1:2/m/0?sentinel_password=s3cret"
+    )
+    with pytest.raises(BrokerUnavailable, match="names a primary of 'm'") as caught:
+        await Broker(connections, "q").ping()
+    assert caught.value.reason == "unreachable"
+    assert "127.0.0.1:1, 127.0.0.1:2" in str(caught.value)
+    assert "s3cret" not in str(caught.value)
+    await connections.close()
 
 
 async def test_a_unix_socket(tmp_path: Path) -> None:

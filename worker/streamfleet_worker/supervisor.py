@@ -35,7 +35,6 @@ HAND_BACK_AGAIN_S = 0.5
 
 log = structlog.get_logger()
 
-
 StartChild = Callable[[int, Callable[[], None]], Child]
 """Starts the worker of a post; the second argument is to be called once it has answered a request."""
 
@@ -53,8 +52,7 @@ class Post:
     number: int
     child: Child | None = None
     started_at: float = 0.0
-    failures: int = 0
-    """Short lives in a row."""
+    failures: int = 0  # short lives in a row
 
 
 class Supervisor:
@@ -95,8 +93,7 @@ class Supervisor:
         self._clock = clock
         self._sleep = sleep
         self._jitter = jitter
-        self._crashes = 0
-        """In a row, without a request answered in between."""
+        self._crashes = 0  # in a row, without a request answered in between
         self._attended: dict[asyncio.Task[None], Child] = {}
         self._errands: set[asyncio.Task[None]] = set()
         self._rolling: asyncio.Task[None] | None = None
@@ -208,13 +205,9 @@ class Supervisor:
         longest_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(post.failures, 16))
         pause_s = self._jitter(0.0, longest_s)
         post.failures += 1
+        name, again_in_s = child.name if child else None, round(pause_s, 3)
         log.warning(
-            "worker ended",
-            number=post.number,
-            name=child.name if child else None,
-            reason=reason,
-            how=how,
-            again_in_s=round(pause_s, 3),
+            "worker ended", number=post.number, name=name, reason=reason, how=how, again_in_s=again_in_s
         )
         if self._crashes < self._max_crashes:
             self._errand(self._refill(post, pause_s))

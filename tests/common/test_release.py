@@ -161,6 +161,13 @@ async def test_twice_is_once(broker: Broker, raw: Any) -> None:
     assert raw.xlen(f"{T}:s:normal") == 0
 
 
+async def test_a_stranger_in_the_batch_changes_nothing(broker: Broker, raw: Any) -> None:
+    (delivery,) = await begin(broker, submission(rid=RID))
+    held = [delivery.entry, altered(delivery, epoch=2), delivery]
+    assert await broker.release(held) == [False, False, True]
+    assert waiting_in(raw, "normal:again") == [RID]
+
+
 async def test_what_was_trimmed_cannot_go_back(broker: Broker, raw: Any) -> None:
     await broker.submit([submission(rid=OTHER)])
     (entry,) = await take_all(broker)

@@ -8,10 +8,11 @@ local rids = {}
 for at = 2, #ARGV, 3 do rids[#rids + 1] = ARGV[at] end
 local known = records(rids)
 local replies = {}
+local done = {} -- the same request twice in one batch must not go back twice
 for i, rid in ipairs(rids) do
   local place, fence, record = ARGV[3 * i], ARGV[3 * i + 1], known[i]
   local deadline, epoch, its_place, owner, started, attempts, crashes, solo, meta
-  if record then
+  if record and not done[rid] then
     deadline, epoch, its_place, owner, started, attempts, crashes, solo, meta = open_fields(record)
   end
   replies[i] = 'lost'
@@ -25,10 +26,7 @@ for i, rid in ipairs(rids) do
     elseif fence ~= '' and sub(record, 15, 14 + #fence) == fence then
       if again(rid, record, crashes, solo, 0, false, ARGV[1], now) ~= 'unfound' then replies[i] = 'ok' end
     end
-    -- The same request twice in one batch must not go back twice.
-    for j = i + 1, #rids do
-      if rids[j] == rid then known[j] = false end
-    end
+    done[rid] = replies[i] == 'ok'
   end
 end
 settle()

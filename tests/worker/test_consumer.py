@@ -304,7 +304,9 @@ async def test_a_look_whose_reply_was_lost_is_made_good(queue: StubQueue, post: 
     await eventually(lambda: post.delivered == ["a", "b"], "what was lost")
 
 
-async def test_work_whose_reply_was_lost_without_a_word_is_found_in_time(queue: StubQueue, post: Post) -> None:
+async def test_work_whose_reply_was_lost_without_a_word_is_found_in_time(
+    queue: StubQueue, post: Post
+) -> None:
     post.begin()
     await eventually(lambda: queue.reads[-1:] == [WAIT], "idleness")
     # A call that was repeated behind our back: the second one had nothing new to tell.

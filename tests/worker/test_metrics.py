@@ -18,8 +18,8 @@ from eventually import eventually
 from gated_engine import GatedEngine
 from hired import Hired, ends, submit
 from streamfleet_common.broker import Broker
-from streamfleet_common.depth import Depth
 from streamfleet_common.deliveries import Delivery, Entry, NotStarted, Swept
+from streamfleet_common.depth import Depth
 from streamfleet_common.embedded import EmbeddedBroker
 from streamfleet_common.schemas import Choice, End, Failure, Timing, Usage
 from streamfleet_worker.engine.base import EngineInfo, Room, Step

@@ -208,9 +208,7 @@ async def test_an_engine_that_hangs_ends_the_process_with_1(broker: Broker, laun
     assert "in one step for over 1 s" in worker.lines[-1]["event"]
 
 
-async def test_a_step_that_holds_the_interpreter_ends_the_process_too(
-    broker: Broker, launch: Launch
-) -> None:
+async def test_a_step_that_holds_the_interpreter_ends_the_process_too(broker: Broker, launch: Launch) -> None:
     worker = launch(step_limit_s="1", lease_s="1.5")
     await worker.said("ready")
     (rid,) = await submit(broker, ["ECHO 5 BLOCK@2:600"])

@@ -281,7 +281,9 @@ async def test_what_is_lost_is_forgotten_and_its_end_never_told(broker: StubBrok
     broker.open.set()
     await desk.publisher.wait_empty()
     assert (list(broker.log), sorted(broker.ends)) == (["kept"], ["ended", "kept"])
-    assert desk.metric("request_success_total", finished_reason="eos") == 1, "what was not ours is not counted"
+    assert desk.metric("request_success_total", finished_reason="eos") == 1, (
+        "what was not ours is not counted"
+    )
 
 
 async def test_losing_the_last_one_leaves_it_empty(desk: Desk) -> None:

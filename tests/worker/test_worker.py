@@ -152,7 +152,9 @@ async def test_an_idle_worker_asks_redis_little(hire: Hire, raw: redis.Redis) ->
     calls = {name: stats["calls"] for name, stats in raw.info("commandstats").items()}
     # A poll is a look, which asks each stream but that of suspects or all, and a wait.
     assert calls["cmdstat_xreadgroup"] <= (polls + 1) * (len(LETTERS) + 1)
-    assert calls["cmdstat_evalsha"] <= polls + 4, "an announcement, a renewal or a sweep may fall into the time"
+    assert calls["cmdstat_evalsha"] <= polls + 4, (
+        "an announcement, a renewal or a sweep may fall into the time"
+    )
 
 
 # --- faults of single requests
@@ -615,7 +617,9 @@ async def test_with_redis_nearly_full_it_lets_nobody_in(
         envelope = Envelope(request=GenerateRequest(prompt="x"))
 
         async def refused() -> bool:
-            (submitted,) = await broker.submit([Submission.of(envelope.model_copy(update={"rid": new_rid()}))])
+            (submitted,) = await broker.submit(
+                [Submission.of(envelope.model_copy(update={"rid": new_rid()}))]
+            )
             return (submitted.outcome, submitted.reason) == ("full", "memory")
 
         await eventually_so(refused, "a refusal")

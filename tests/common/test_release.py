@@ -163,7 +163,7 @@ async def test_twice_is_once(broker: Broker, raw: Any) -> None:
 
 async def test_a_stranger_in_the_batch_changes_nothing(broker: Broker, raw: Any) -> None:
     (delivery,) = await begin(broker, submission(rid=RID))
-    held = [delivery.entry, altered(delivery, epoch=2), delivery]
+    held: list[Delivery | Entry] = [delivery.entry, altered(delivery, epoch=2), delivery]
     assert await broker.release(held) == [False, False, True]
     assert waiting_in(raw, "normal:again") == [RID]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import pytest
@@ -21,11 +22,13 @@ from streamfleet_common.schemas import (
     GenerateRequest,
     Prefill,
     Restart,
+    Retry,
     Sampling,
     Start,
     Timing,
     Usage,
     new_rid,
+    new_rids,
 )
 
 RID = "00" + "ab" * 16
@@ -70,6 +73,8 @@ BOUNDS: list[tuple[type[Message], dict[str, Any], str, list[Any], list[Any]]] = 
         [[{"role": "user", "content": ""}] * 1000],
         [[], [{"role": "user", "content": ""}] * 1001, [{"role": "root", "content": ""}]],
     ),
+    (Retry, {}, "attempts", [None, 1, 100], [0, 101, True, 1.0]),
+    (Retry, {}, "backoff_ms", [0, 3_600_000], [-1, 3_600_001, 1.0]),
     (GenerateRequest, REQUEST, "max_tokens", [1, 32_768], [0, -1, 32_769, 2**70]),
     (GenerateRequest, REQUEST, "model", ["", "m" * 200, None], ["m" * 201]),
     (GenerateRequest, REQUEST, "stop", [[], ["x"] * 8, ["x" * 64]], [["x"] * 9, ["x" * 65], [""]]),
@@ -278,6 +283,7 @@ def test_exactly_one_prompt(values: dict[str, Any], found: str) -> None:
 MESSAGES: list[Message] = [
     ChatMessage(role="user", content="a"),
     Sampling(),
+    Retry(),
     request(),
     envelope(),
     Start(worker="w", model="m"),
@@ -380,3 +386,21 @@ def test_an_end_answers_for_its_first_choice(
     end: End, text: str, token_ids: tuple[int, ...], reason: str
 ) -> None:
     assert (end.text, end.token_ids, end.finish_reason) == (text, token_ids, reason)
+
+
+def test_an_envelope_around_another_request_is_one_that_was_made_for_it() -> None:
+    template = envelope(rid=RID, lane="high", retry=Retry(attempts=1))
+    other = request(prompt="other")
+    made = template.around("00" + "1" * 32, other)
+    assert made == Envelope(rid="00" + "1" * 32, lane="high", retry=Retry(attempts=1), request=other)
+    assert made.model_fields_set == template.model_fields_set
+    assert template.request != other
+    assert made.model_copy(update={"lane": "bulk"}).lane == "bulk"
+    assert made.lane == "high"
+
+
+def test_ids_that_are_made_together_are_all_different() -> None:
+    rids = new_rids(100, shard=7)
+    assert len(set(rids)) == 100
+    assert all(re.fullmatch("07[0-9a-f]{32}", rid) for rid in rids)
+    assert new_rids(0) == []

@@ -67,7 +67,8 @@ def configure(log_format: str, level: str, **bound: str) -> None:
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
-        logger_factory=structlog.PrintLoggerFactory(cast(TextIO, _StandardError())),
+        # A line in one piece, since several processes may write to the same place.
+        logger_factory=structlog.WriteLoggerFactory(cast(TextIO, _StandardError())),
         cache_logger_on_first_use=True,
     )
     engine = logging.getLogger("streamfleet_worker")

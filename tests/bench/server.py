@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,6 +34,8 @@ def serving(program: str | None, *, aof: bool) -> Iterator[EmbeddedBroker]:
     Raises:
         BrokerUnavailable: `program` is none, or too old.
     """
+    # A benchmark that is told to stop takes its workers with it.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     broker = EmbeddedBroker(extra_args=("--appendonly", "yes" if aof else "no"))
     if program is not None:
         broker._binary = ServerBinary.at(Path(shutil.which(program) or program))

@@ -1,0 +1,310 @@
+"""Random interleavings of all steps by three owners and two tenants."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from hypothesis import strategies as st
+from hypothesis.stateful import rule
+
+from broker_parts import START, STREAMS, submission
+from queue_checks import BODY, EPOCH_MS, LIMIT, OWNERS, TENANTS, UNIT_MS, Checked, T
+from queue_model import LEASE_MS, Item, Request
+from streamfleet_common.deliveries import Delivery, Emission, Entry, Finish
+from streamfleet_common.keys import Stream
+from streamfleet_common.records import LETTERS as STATE_LETTERS
+from streamfleet_common.schemas import LANES, Choice, End, Retry
+from streamfleet_common.submissions import Submission
+
+OWNER = st.sampled_from(OWNERS)
+AT = st.integers(0, 30)
+CHANGE = st.sampled_from(["", "", "", "", "", "owner", "epoch", "older", "entry"])
+LOOKS = st.sampled_from([STREAMS, STREAMS[:6], STREAMS[:3], ("solo", *STREAMS[:6])])
+"""What a worker may look into; `STREAMS` ends with "solo"."""
+WANTS = st.fixed_dictionaries(
+    {
+        "lane": st.sampled_from(LANES),
+        "tenant": st.sampled_from(TENANTS),
+        "stream": st.booleans(),
+        "on_restart": st.sampled_from(["restart", "restart", "fail"]),
+        "deadline_ms": st.sampled_from([86_400_000] * 5 + [UNIT_MS // 2]),
+        "retry": st.sampled_from([(None, 0)] * 3 + [(None, 150_000), (1, 0), (2, 150_000)]).map(
+            lambda pair: Retry(attempts=pair[0], backoff_ms=pair[1])
+        ),
+    }
+)
+
+
+class Fleet(Checked):
+    """Any step at any time."""
+
+    # --- the producer
+
+    def submit_all(self, batch: Sequence[Submission]) -> None:
+        expected = [self.queue.submit(one) for one in batch]
+        answers = self.run(self.broker.submit(batch, max_queue_depth=LIMIT))
+        assert [(one.outcome, one.depth, STATE_LETTERS[one.state]) for one in answers] == expected
+        self.learn()
+
+    @rule(
+        many=st.lists(
+            st.tuples(st.sampled_from(["new", "new", "again", "body", "tenant"]), AT, WANTS),
+            min_size=1,
+            max_size=4,
+        )
+    )
+    def submit(self, many: list[tuple[str, int, dict[str, Any]]]) -> None:
+        batch: list[Submission] = []
+        for kind, at, wants in many:
+            known = [request.submission.envelope for request in self.queue.requests]
+            known += [one.envelope for one in batch]
+            if kind == "new" or not known:
+                batch.append(submission(**wants))
+                continue
+            old = known[at % len(known)]
+            tenant = TENANTS[old.tenant == TENANTS[0]] if kind == "tenant" else old.tenant
+            batch.append(submission("Bye" if kind == "body" else "Hi", rid=old.rid, tenant=tenant))
+        self.submit_all(batch)
+
+    @rule(at=st.lists(AT, min_size=1, max_size=3), tenant=st.sampled_from(TENANTS))
+    def cancel(self, at: list[int], tenant: str) -> None:
+        if not self.queue.requests:
+            return
+        targets = [self.queue.requests[-1 - number % len(self.queue.requests)] for number in at]
+        expected = [self.queue.cancel(request, tenant) for request in targets]
+        states = self.run(self.broker.cancel([request.rid for request in targets], tenant))
+        assert [STATE_LETTERS[state] if state else None for state in states] == expected
+
+    # --- the workers
+
+    @rule(owner=OWNER, streams=st.lists(st.sampled_from(STREAMS), min_size=1, max_size=7, unique=True))
+    def read(self, owner: str, streams: list[Stream], count: int = 2) -> None:
+        items = [item for stream in streams for item in self.queue.read(owner, stream, count)]
+        entries = self.run(self.broker.read(owner, streams, count, block_ms=None))
+        assert [(entry.stream, entry.eid) for entry in entries] == [(one.stream, one.eid) for one in items]
+        self.entries += zip(entries, items, strict=True)
+
+    @rule(owner=OWNER, at=st.lists(AT, min_size=1, max_size=3))
+    def start(self, owner: str, at: list[int]) -> None:
+        if self.entries:
+            # The later ones are the likelier ones: they are still alive.
+            pairs = [self.entries[-1 - number % len(self.entries)] for number in at]
+            outcomes = self.run(self.broker.start(owner, [entry for entry, _ in pairs], START))
+            self.started(owner, pairs, outcomes)
+
+    def started(self, owner: str, pairs: Sequence[tuple[Entry, Item]], outcomes: Sequence[Any]) -> None:
+        expected: dict[int, Any] = {}
+        for (_, item), outcome in zip(pairs, outcomes, strict=True):
+            if id(item) not in expected:  # the same one twice gets one answer
+                expected[id(item)] = self.queue.start(owner, item)
+            if isinstance(outcome, Delivery):
+                assert item.request is not None
+                got = (outcome.epoch, outcome.attempts)
+                assert (got, outcome.owner) == (expected[id(item)], owner)
+                assert (outcome.crashes, outcome.deadline_at_ms - EPOCH_MS, outcome.now_ms - EPOCH_MS) == (
+                    item.request.crashes,
+                    item.request.deadline_ms,
+                    self.queue.now_ms,
+                )
+                self.deliveries.append((outcome, item))
+            else:
+                assert outcome == expected[id(item)]
+
+    @rule(
+        owner=OWNER,
+        streams=LOOKS,
+        count=st.integers(1, 6),
+    )
+    def take(self, owner: str, streams: tuple[Stream, ...], count: int) -> None:
+        make_room, items = self.queue.take(owner, streams, count)
+        taken = self.run(self.broker.take(owner, START, streams=streams, count=count))
+        assert taken.make_room == make_room
+        assert [entry.stream for entry, _ in taken.started] == [item.stream for item in items]
+        for (entry, _), item in zip(taken.started, items, strict=True):
+            item.eid = item.eid or entry.eid
+            assert entry.eid == item.eid
+            assert item.request is None or entry.rid == item.request.rid
+        pairs = [(entry, item) for (entry, _), item in zip(taken.started, items, strict=True)]
+        self.entries += pairs
+        self.started(owner, pairs, [outcome for _, outcome in taken.started])
+        self.learn()
+
+    @rule(owner=OWNER, many=st.lists(WANTS, min_size=1, max_size=2))
+    def bring(self, owner: str, many: list[dict[str, Any]]) -> None:
+        """Requests all the way to a worker: by single steps alone, few would ever come so far."""
+        self.submit_all([submission(**wants) for wants in many])
+        self.take(owner, STREAMS, 6)
+
+    def claim(self, at: int, change: str) -> tuple[Delivery, Request, Item | None] | None:
+        """A delivery that somebody was given, or one that pretends to be."""
+        if not self.deliveries:
+            return None
+        delivery, item = self.deliveries[-1 - at % len(self.deliveries)]
+        assert item.request is not None
+        its: Item | None = item
+        if change == "owner":
+            delivery = replace(delivery, owner=OWNERS[OWNERS.index(delivery.owner) - 1])
+        elif change in ("epoch", "older"):
+            delivery = replace(delivery, epoch=delivery.epoch + (1 if change == "epoch" else -1))
+        elif change == "entry":
+            delivery, its = replace(delivery, entry=replace(delivery.entry, eid="1-1")), None
+        return delivery, item.request, its
+
+    def claims(self, many: Sequence[tuple[int, str]]) -> list[tuple[Delivery, Request, Item | None]]:
+        found = [self.claim(at, change) for at, change in many]
+        return [one for one in found if one is not None]
+
+    @rule(owner=OWNER, many=st.lists(st.tuples(AT, CHANGE), min_size=1, max_size=4))
+    def renew(self, owner: str, many: list[tuple[int, str]]) -> None:
+        claims = self.claims(many)
+        ours = [
+            delivery.owner == owner and request.is_run_by(owner, delivery.epoch, item)
+            for delivery, request, item in claims
+        ]
+        renewal = self.run(self.broker.renew(owner, [delivery for delivery, _, _ in claims]))
+        assert renewal.ours == ours
+        for (_, request, _), is_ours in zip(claims, ours, strict=True):
+            if is_ours:
+                self.queue.renew(request)
+
+    @rule(
+        many=st.lists(st.tuples(AT, CHANGE, st.integers(0, 3)), min_size=1, max_size=4),
+        times=st.integers(1, 2),
+    )
+    def emit(self, many: list[tuple[int, str, int]], times: int) -> None:
+        emissions, expected = [], []
+        for at, change, kind in many:
+            for delivery, request, item in self.claims([(at, change)]):
+                ours = request.is_run_by(delivery.owner, delivery.epoch, item)
+                expected.append(ours)
+                again = kind == 1 and request.seq > 0  # as after a lost reply
+                seq = request.seq if again else request.seq + 1
+                body = BODY if kind and request.submission.envelope.stream else b""
+                if ours and body and not again:
+                    request.seq = seq
+                    request.events.append(f"{delivery.epoch}-{seq}")
+                emissions.append(Emission(delivery, request.tenant, seq, body))
+        for _ in range(times):
+            assert self.run(self.broker.emit(emissions)) == expected
+
+    @rule(
+        many=st.lists(
+            st.tuples(AT, CHANGE, st.sampled_from(["done", "failed", "retry", "retry"])),
+            min_size=1,
+            max_size=3,
+        ),
+        is_repeated=st.booleans(),
+    )
+    def finish(self, many: list[tuple[int, str, str]], is_repeated: bool) -> None:
+        finishes, expected, repeated = [], [], []
+        for at, change, kind in many:
+            for delivery, request, item in self.claims([(at, change)]):
+                # Told apart by their text, so that it can be seen whose end stands: two calls with the same
+                # end would be one call and its repetition.
+                self.ends += 1
+                choice = Choice(text=str(self.ends), token_ids=(1,), finish_reason="eos")
+                end = End(state="done" if kind == "done" else "failed", choices=(choice,))
+                finishes.append(Finish(delivery, end, retry=kind == "retry"))
+                ours = request.is_run_by(delivery.owner, delivery.epoch, item)
+                if ours and kind == "retry":
+                    self.queue.retry(request)
+                elif ours:
+                    self.queue.end(request, STATE_LETTERS[end.state])
+                expected.append(ours)
+                repeated.append(ours and not request.is_open)
+        assert self.run(self.broker.finish(finishes)) == expected
+        if is_repeated:
+            assert self.run(self.broker.finish(finishes)) == repeated
+        self.learn()
+
+    @rule(many=st.lists(st.tuples(AT, CHANGE, st.booleans()), min_size=1, max_size=3))
+    def release(self, many: list[tuple[int, str, bool]]) -> None:
+        held: list[Delivery | Entry] = []
+        expected: list[bool] = []
+        done: set[str] = set()
+        for at, change, is_begun in many:
+            if is_begun:
+                for delivery, request, item in self.claims([(at, change)]):
+                    held.append(delivery)
+                    ok = self.queue.release(request, delivery.owner, delivery.epoch, item)
+                    expected.append(ok and request.rid not in done)
+                    done.update([request.rid] if ok else [])
+            elif self.entries:
+                entry, its = self.entries[-1 - at % len(self.entries)]
+                held.append(entry)
+                expected.append(bool(its.request and self.queue.release(its.request, "", None, its)))
+        assert self.run(self.broker.release(held)) == expected
+        self.learn()
+
+    # --- everybody
+
+    @rule()
+    def sweep(self) -> None:
+        counts = self.queue.sweep()
+        swept = self.run(self.broker.sweep(lease_ms=LEASE_MS))
+        assert (swept.expired, swept.requeued, swept.failed, swept.dead, swept.stray, swept.grace) == (
+            counts.expired,
+            counts.requeued,
+            counts.failed,
+            counts.dead,
+            counts.stray,
+            counts.is_grace,
+        )
+        self.learn()
+
+    @rule(owner=OWNER, is_crashed=st.booleans())
+    def hand_back(self, owner: str, is_crashed: bool) -> None:
+        expected = self.queue.hand_back(owner, is_crashed=is_crashed)
+        assert self.run(self.broker.hand_back(owner, crashed=is_crashed)) == expected
+        self.learn()
+
+    @rule(owner=OWNER, heir=OWNER, times=st.integers(1, 4), is_silent=st.booleans(), last=LOOKS)
+    def die(self, owner: str, heir: str, times: int, is_silent: bool, last: tuple[Stream, ...]) -> None:
+        """An owner dies, another begins what it ran, and dies of it as well."""
+        for number in range(times):
+            if is_silent:
+                self.fall_silent((owner, heir)[number % 2], 24)
+            else:
+                self.hand_back((owner, heir)[number % 2], True)
+            self.take((heir, owner)[number % 2], STREAMS if number < times - 1 else last, 6)
+
+    @rule(units=st.sampled_from([1, 1, 3, 6, 12]))
+    def advance(self, units: int) -> None:
+        ms = units * UNIT_MS
+        self.queue.advance(ms)
+        self.raw.incrby(f"{T}:clock", ms)
+        self.age([f"{T}:s:{stream}" for stream in STREAMS], [ms])
+        # Claiming an entry that is there no more makes the server forget it.
+        for stream in STREAMS:
+            for item in self.queue.pending(stream):
+                if not item.is_there:
+                    self.queue.let_go(item)
+
+    @rule(owner=OWNER, units=st.integers(6, 24))
+    def fall_silent(self, owner: str, units: int) -> None:
+        """Time passes, with sweeps on time, and all but one owner renew their leases."""
+        for _ in range(units // 3):
+            self.advance(3)
+            for other in OWNERS:
+                at = [n for n, (one, _) in enumerate(reversed(self.deliveries)) if one.owner == other]
+                if other != owner and at:
+                    self.renew(other, [(number, "") for number in at[:8]])
+            self.sweep()
+
+    # --- what happens from outside
+
+    @rule(stream=st.sampled_from(STREAMS[:6]), fields=st.sampled_from([{"x": "y"}, {"r": "no rid"}]))
+    def stray(self, stream: Stream, fields: dict[str, str]) -> None:
+        item = self.queue.stray(stream)
+        place = f"{EPOCH_MS + self.queue.now_ms}-*"
+        item.eid = self.raw.xadd(f"{T}:s:{stream}", fields, id=place).decode()
+
+    @rule(at=AT, chance=st.integers(0, 2))
+    def lose_payload(self, at: int, chance: int) -> None:
+        there = [one.item for one in self.queue.open() if one.item and one.item.is_there]
+        if there and not chance:
+            item = there[at % len(there)]
+            self.queue.delete(item)
+            assert self.raw.xdel(f"{T}:s:{item.stream}", item.eid) == 1

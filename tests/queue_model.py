@@ -1,0 +1,349 @@
+"""What the protocol promises, as a small model without Redis: requests, entries, owners and a clock.
+
+It is written from the design, not from the scripts. Each step gives what the scripts should reply, and leaves
+behind what the server should then hold. Times are ms of a clock of its own; only `advance` moves it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from streamfleet_common.keys import LETTERS, Stream
+from streamfleet_common.submissions import Submission
+
+LEASE_MS = 950_000
+"""Silence is measured by the server's own clock, which goes on while a test runs: the model's clock moves in
+steps of 100,000 ms, and a lease ends half a step before one."""
+MAX_SOLO = 2
+COMPANY = 2
+FAILURES = 3
+MAX_BACKOFF_MS = 3_600_000
+
+
+@dataclass(eq=False)
+class Item:
+    """An entry of a stream. `request` is None for garbage, `owner` "" for what nobody has read."""
+
+    request: Request | None
+    stream: Stream
+    made_ms: int
+    eid: str = ""
+    owner: str = ""
+    heard_ms: int = 0
+    """When its owner last showed that it lives."""
+    is_there: bool = True
+    """Whether the entry itself is still in its stream."""
+
+
+@dataclass(eq=False)
+class Request:
+    """One that was accepted."""
+
+    submission: Submission
+    deadline_ms: int
+    state: str = "Q"
+    epoch: int = 0
+    owner: str = ""
+    attempts: int = 0
+    crashes: int = 0
+    solo: int = 0
+    seq: int = 0
+    item: Item | None = None
+    """None while it waits for its next try, and after the end."""
+    due_ms: int = 0
+    events: list[str] = field(default_factory=list)
+    """The ids of everything that was to be published."""
+
+    @property
+    def is_open(self) -> bool:
+        return self.state in "QR"
+
+    @property
+    def rid(self) -> str:
+        return self.submission.envelope.rid
+
+    @property
+    def tenant(self) -> str:
+        return self.submission.envelope.tenant
+
+    def is_run_by(self, owner: str, epoch: int, item: Item | None) -> bool:
+        """Whether a write in this name may count."""
+        mine = (self.state, self.epoch, self.owner) == ("R", epoch, owner)
+        return mine and item is not None and item is self.item
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether a text has begun in the present epoch that its reader would not have begin anew."""
+        envelope = self.submission.envelope
+        return envelope.on_restart == "fail" and envelope.stream and self.seq > 0
+
+
+@dataclass
+class Counts:
+    """What a sweep did."""
+
+    expired: int = 0
+    requeued: int = 0
+    failed: int = 0
+    dead: int = 0
+    stray: int = 0
+    is_grace: bool = False
+
+
+class Queue:
+    """One queue and all who work on it."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.now_ms = 0
+        self.requests: list[Request] = []
+        self.items: dict[Stream, list[Item]] = {stream: [] for stream in LETTERS}
+        """All entries that are there or given out, in their order."""
+        self.dead = 0
+        self.swept_ms: int | None = None
+        self.grace_until_ms = 0
+        self.asked: tuple[str, int] | None = None
+        """The owner that is to make room for a suspect, and until when it is waited for."""
+
+    # --- what there is
+
+    def find(self, rid: str) -> Request | None:
+        return next((request for request in self.requests if request.rid == rid), None)
+
+    def open(self) -> list[Request]:
+        return [request for request in self.requests if request.is_open]
+
+    def later(self) -> list[Request]:
+        """Those that wait for their next try, the first one first."""
+        waiting = [request for request in self.open() if request.item is None]
+        return sorted(waiting, key=lambda request: (request.due_ms, request.rid))
+
+    def unread(self, stream: Stream) -> list[Item]:
+        return [item for item in self.items[stream] if item.is_there and not item.owner]
+
+    def pending(self, stream: Stream) -> list[Item]:
+        return [item for item in self.items[stream] if item.owner]
+
+    # --- inner steps
+
+    def _drop(self, item: Item | None) -> None:
+        if item is not None and item in self.items[item.stream]:
+            self.items[item.stream].remove(item)
+
+    def end(self, request: Request, letter: str) -> None:
+        self._drop(request.item)
+        request.state, request.owner, request.item = letter, "", None
+        request.epoch += 1
+        request.events.append(f"{request.epoch}-1")
+
+    def _put(self, request: Request) -> None:
+        lane = request.submission.envelope.lane
+        again: dict[str, Stream] = {"high": "high:again", "normal": "normal:again", "bulk": "bulk:again"}
+        stream = "solo" if request.crashes >= COMPANY else again[lane]
+        self._drop(request.item)
+        request.item = Item(request, stream, self.now_ms)
+        self.items[stream].append(request.item)
+        request.state, request.owner, request.seq = "Q", "", 0
+        request.epoch += 1
+
+    def _again(self, request: Request, *, limit: int = 0, pauses: bool) -> str:
+        """Back into the queue, after a pause if it `pauses`; gives the letter of its state then."""
+        policy = request.submission.envelope.retry
+        limit = policy.attempts or limit
+        if request.is_shown or (limit and request.attempts >= limit):
+            self.end(request, "F")
+        elif pauses and policy.backoff_ms:
+            self._drop(request.item)
+            pause = min(policy.backoff_ms * 2 ** (request.attempts - 1), MAX_BACKOFF_MS)
+            request.state, request.owner, request.item = "Q", "", None
+            request.due_ms, request.seq = self.now_ms + pause, 0
+            request.epoch += 1
+        else:
+            self._put(request)
+        return request.state
+
+    def _wake(self, count: int) -> None:
+        for request in [one for one in self.later() if one.due_ms <= self.now_ms][:count]:
+            self._put(request)
+
+    # --- the producer
+
+    def submit(self, submission: Submission) -> tuple[str, int, str]:
+        """Outcome, depth and state letter."""
+        known = self.find(submission.envelope.rid)
+        if known:
+            same = (known.tenant, known.submission.digest) == (submission.envelope.tenant, submission.digest)
+            return ("duplicate" if same else "conflict", 0, known.state)
+        if len(self.open()) >= self.limit:
+            return ("full", len(self.open()), "Q")
+        request = Request(submission, self.now_ms + submission.envelope.deadline_ms)
+        request.item = Item(request, submission.envelope.lane, self.now_ms)
+        self.items[request.item.stream].append(request.item)
+        self.requests.append(request)
+        return ("accepted", len(self.open()), "Q")
+
+    def cancel(self, request: Request, tenant: str) -> str | None:
+        if request.tenant != tenant:
+            return None
+        if request.is_open:
+            self.end(request, "C")
+        return request.state
+
+    # --- the workers
+
+    def read(self, owner: str, stream: Stream, count: int) -> list[Item]:
+        items = self.unread(stream)[:count]
+        for item in items:
+            item.owner, item.heard_ms = owner, self.now_ms
+        return items
+
+    def start(self, owner: str, item: Item) -> tuple[int, int] | str:
+        """Epoch and attempts, or why not."""
+        request = item.request
+        if request is None:
+            if item in self.items[item.stream]:
+                self.dead += 1
+            self._drop(item)
+            return "stray"
+        if not request.is_open or request.item is not item:
+            return "gone"
+        if request.state == "R" and request.owner != owner:
+            return "lost"
+        if request.deadline_ms <= self.now_ms:
+            self.end(request, "X")
+            return "expired"
+        if request.state == "Q":
+            request.state, request.owner, request.seq = "R", owner, 0
+            request.epoch += 1
+            request.attempts += 1
+            if request.submission.envelope.stream:
+                request.events.append(f"{request.epoch}-0")
+        return (request.epoch, request.attempts)
+
+    def take(self, owner: str, streams: Sequence[Stream], count: int) -> tuple[bool, list[Item]]:
+        """Whether to make room, and what was read; it is still to be started."""
+        self._wake(count)
+        there = [item for item in self.items["solo"] if item.is_there]
+        if "solo" not in streams and len(there) > len(self.pending("solo")):
+            asked, until_ms = self.asked or ("", 0)
+            if asked == owner or until_ms < self.now_ms:
+                self.asked = (owner, self.now_ms + 30_000)
+                return True, []
+        items: list[Item] = []
+        for stream in streams:
+            if len(items) == count:
+                break
+            found = self.read(owner, stream, 1 if stream == "solo" else count - len(items))
+            items += found
+            if stream == "solo" and found:
+                self.asked = None
+                break
+        return False, items
+
+    def renew(self, request: Request) -> None:
+        """Of one whose caller may do it."""
+        assert request.item is not None
+        if request.item.is_there:
+            request.item.owner, request.item.heard_ms = request.owner, self.now_ms
+        else:
+            self.let_go(request.item)
+
+    def retry(self, request: Request) -> str:
+        assert request.item is not None
+        if not request.item.is_there:
+            self.end(request, "F")
+            return "F"
+        return self._again(request, limit=FAILURES, pauses=True)
+
+    def release(self, request: Request, owner: str, epoch: int | None, item: Item | None) -> bool:
+        """`epoch` is None for one that was only read."""
+        if not request.is_open or item is None or request.item is not item or not item.is_there:
+            return False
+        if request.state == "Q":
+            self._put(request)
+            return True
+        if epoch is None or not request.is_run_by(owner, epoch, item):
+            return False
+        self._again(request, pauses=False)
+        return True
+
+    # --- everybody
+
+    def _recover(self, items: Sequence[Item], *, is_counted: bool, counts: Counts) -> None:
+        for item in items:
+            request = item.request
+            if not item.is_there:
+                self._drop(item)
+            elif request is None:
+                self._drop(item)
+                self.dead += 1
+                counts.stray += 1
+            elif request.state == "Q":
+                self._put(request)
+                counts.requeued += 1
+            else:
+                request.crashes += is_counted
+                request.solo += is_counted and item.stream == "solo"
+                if is_counted and request.solo >= MAX_SOLO:
+                    self.dead += 1
+                    counts.dead += 1
+                    self.end(request, "P")
+                elif self._again(request, pauses=is_counted) == "Q":
+                    counts.requeued += 1
+                else:
+                    counts.failed += 1
+
+    def sweep(self) -> Counts:
+        counts = Counts()
+        if self.swept_ms is None or self.now_ms - self.swept_ms > LEASE_MS / 2:
+            self.grace_until_ms = self.now_ms + LEASE_MS
+        self.swept_ms = self.now_ms
+        for request in self.open():
+            if request.deadline_ms <= self.now_ms:
+                self.end(request, "X")
+                counts.expired += 1
+        self._wake(100)
+        counts.is_grace = self.now_ms < self.grace_until_ms
+        if counts.is_grace:
+            return counts
+        for _, items in self._silent(lambda item: self.now_ms - item.heard_ms >= LEASE_MS):
+            self._recover(items, is_counted=True, counts=counts)
+        for request in self.open():
+            lost = request.item is not None and not request.item.is_there
+            if lost and request.item and self.now_ms - request.item.made_ms > 2000:
+                self.end(request, "F")
+                counts.failed += 1
+        return counts
+
+    def _silent(self, is_silent: Callable[[Item], bool]) -> Iterator[tuple[Stream, list[Item]]]:
+        # All of them at first: what is put back on the way is not pending.
+        found = [(stream, [item for item in self.pending(stream) if is_silent(item)]) for stream in LETTERS]
+        yield from found
+
+    def hand_back(self, owner: str, *, is_crashed: bool) -> int:
+        taken = 0
+        for _, items in self._silent(lambda item: item.owner == owner):
+            taken += len(items)
+            self._recover(items, is_counted=is_crashed, counts=Counts())
+        return taken
+
+    # --- what comes from outside
+
+    def advance(self, ms: int) -> None:
+        self.now_ms += ms
+
+    def let_go(self, item: Item) -> None:
+        """The server forgets who was given an entry that is there no more; its record still knows."""
+        self._drop(item)
+
+    def stray(self, stream: Stream) -> Item:
+        item = Item(None, stream, self.now_ms)
+        self.items[stream].append(item)
+        return item
+
+    def delete(self, item: Item) -> None:
+        """Somebody deletes an entry by hand."""
+        item.is_there = False
+        if not item.owner:
+            self._drop(item)

@@ -5,7 +5,8 @@
 The load is that of `fleet.py`. Producer and worker look at their own stacks (see `sampler.py`); shares of the
 samples are turned into microseconds a request with the CPU time that the process used. `package`: whose code
 ran. `function`: the innermost function of ours that was being served, libraries below it included. The
-server's part are its own counts of its commands; the rest of its CPU time is reading, writing, housekeeping.
+server's part are its own counts of its commands, by the wall clock: on a busy machine they hold time in which
+it did not run, too. The rest of its CPU time is reading, writing, housekeeping.
 """
 
 from __future__ import annotations

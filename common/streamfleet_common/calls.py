@@ -141,6 +141,12 @@ def verdict(error: Exception) -> Verdict:
     return Verdict(Action.GIVE_UP, "refused", _REFUSED)
 
 
+def is_gone(error: BrokerUnavailable) -> bool:
+    """Whether a stream or its consumer group is gone, and has to be made again."""
+    cause = error.__cause__
+    return isinstance(cause, Exception) and verdict(cause).action is Action.REGROUP
+
+
 def backoff_s(tries: int) -> float:
     """How long to wait after so many vain tries: full jitter, lest a fleet come back all at once."""
     return random.uniform(0, min(MAX_BACKOFF_S, BACKOFF_S * 2 ** min(tries, 16)))
@@ -249,11 +255,15 @@ class Calls:
                 self._answered = True
                 return answer
 
-    async def failed(self, error: Exception, client: Redis | None = None) -> BrokerUnavailable:
-        """Give up the connections that this error makes worthless; gives what to raise if it is not mended.
+    async def once(self, command: Callable[[], Awaitable[_T]], client: Redis) -> _T:
+        """Run a command that must not be repeated, over `client`."""
+        try:
+            return await command()
+        except (redis_errors.RedisError, OSError) as error:
+            raise await self.failed(error, client) from error
 
-        For callers with a loop of their own, whose calls `ask` may not repeat.
-        """
+    async def failed(self, error: Exception, client: Redis | None = None) -> BrokerUnavailable:
+        """Give up the connections that this error makes worthless; gives what to raise unless it is mended."""
         action = verdict(error).action
         if action is Action.RECONNECT:
             await self._connections.drop(client or self._connections.commands)

@@ -11,10 +11,8 @@ from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any, cast
 
-from redis import exceptions as redis_errors
-
 from streamfleet_common import codec
-from streamfleet_common.calls import Action, batches, verdict
+from streamfleet_common.calls import batches, is_gone
 from streamfleet_common.connections import BLOCK_MS
 from streamfleet_common.deliveries import (
     Delivery,
@@ -74,17 +72,17 @@ class WorkerSteps(Steps):
     ) -> list[Entry]:
         _check_owner(owner)
         wanted: Mapping[Any, Any] = {self.keys.stream(stream): after for stream in streams}
+        reader = self._connections.reader
         try:
-            replies: Any = await self._connections.reader.xreadgroup(
-                GROUP, owner, dict(wanted), count=count, block=block_ms
+            replies: Any = await self._calls.once(
+                lambda: reader.xreadgroup(GROUP, owner, dict(wanted), count=count, block=block_ms), reader
             )
-        except (redis_errors.RedisError, OSError) as error:
-            unavailable = await self._calls.failed(error, self._connections.reader)
-            if verdict(error).action is Action.REGROUP:
-                # The streams vanished (flushed, or deleted by hand): make them again and carry on.
-                await self.create_groups()
-                return []
-            raise unavailable from error
+        except BrokerUnavailable as error:
+            if not is_gone(error):
+                raise
+            # The streams vanished (flushed, or deleted by hand): make them again and carry on.
+            await self.create_groups()
+            return []
         by_stream: dict[bytes, Any] = dict(replies.items() if isinstance(replies, dict) else replies or [])
         entries: list[Entry] = []
         for stream in streams:

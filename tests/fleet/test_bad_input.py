@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -191,7 +192,7 @@ async def submit(url: str, envelope: Envelope, payload: bytes | None = None) -> 
     """Submit as any client could, past the checks of ours; gives the id."""
     connections = Connections.open(url)
     made = Submission.of(envelope)
-    submission = Submission(envelope, made.payload if payload is None else payload, made.digest)
+    submission = made if payload is None else dataclasses.replace(made, payload=payload)
     try:
         (outcome,) = await Broker(connections, "tiny").submit([submission])
     finally:

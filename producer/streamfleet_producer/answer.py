@@ -29,40 +29,24 @@ class Answer:
     IncompleteGeneration (the record vanished), Cancelled (the client was closed) or BrokerUnavailable.
     """
 
-    __slots__ = (
-        "_armed",
-        "_asking",
-        "_deadline_s",
-        "_doubtful",
-        "_ended",
-        "_is_late",
-        "_keyed",
-        "_link",
-        "_outage_since",
-        "_owned",
-        "deadline_at",
-        "future",
-        "heard_at",
-        "late_at",
-        "rid",
-    )
+    # What most answers never change is said once, of all of them.
+    heard_at = 0.0
+    deadline_at = math.inf
+    late_at = math.inf
+    _owned = False
+    _ended = False
+    _armed = False
+    _doubtful = False
+    _asking = False
+    _is_late = False
+    _outage_since = math.inf
 
     def __init__(self, link: Link, rid: str) -> None:
         self.rid = rid
-        self.future: asyncio.Future[End] = asyncio.get_running_loop().create_future()
-        self.heard_at = 0.0
-        self.deadline_at = math.inf
-        self.late_at = math.inf
+        self.future = link.future()
         self._link = link
         self._keyed = False
         self._deadline_s = 0.0
-        self._owned = False
-        self._ended = False
-        self._armed = False
-        self._doubtful = False
-        self._asking = False
-        self._is_late = False
-        self._outage_since = math.inf
 
     def submit(self, submission: Submission, *, keyed: bool, deadline_s: float, late_at: float) -> None:
         """Submit the request, with whatever else is waiting to be; a refusal comes from `future`."""
@@ -71,16 +55,16 @@ class Answer:
 
     def _submitted(self, outcome: Submitted | BaseException) -> None:
         self._link.told(self.rid)
-        if isinstance(outcome, asyncio.CancelledError):
-            self.future.cancel()
-        elif isinstance(outcome, BaseException):
-            self._fail(outcome)
-        else:
+        if isinstance(outcome, Submitted):
             refusal = self._link.refusal(outcome)
             if refusal is None:
                 self.accepted(outcome, keyed=self._keyed, deadline_s=self._deadline_s, late_at=self.late_at)
             else:
                 self._fail(refusal)
+        elif isinstance(outcome, asyncio.CancelledError):
+            self.future.cancel()
+        else:
+            self._fail(outcome)
 
     def accepted(self, submitted: Submitted, *, keyed: bool, deadline_s: float, late_at: float) -> None:
         """Begin to worry: the request exists. It is ours to cancel, unless its key was used before."""

@@ -91,6 +91,7 @@ class Catalogue:
         self._offers: dict[tuple[str | None, str], _Offer] = {}
         self._read_at = -math.inf
         self._reading: asyncio.Task[None] | None = None
+        self._now = asyncio.get_running_loop().time
 
     async def check(self, request: GenerateRequest) -> int:
         """Refuse a request that no worker of the queue would take. Gives the workers' `max_request_bytes`.
@@ -103,7 +104,7 @@ class Catalogue:
             InvalidRequest: token ids outside the vocabulary.
             TooLong: prompt and answer do not fit. Told for token ids only; a text is counted by the worker.
         """
-        age_s = asyncio.get_running_loop().time() - self._read_at
+        age_s = self._now() - self._read_at
         if age_s < self._life_s:
             if age_s > self._life_s / 2 and self._reading is None:
                 # Ahead of need, so that hardly anybody has to wait for it.
@@ -150,7 +151,7 @@ class Catalogue:
             self._cards = await self._broker.cards()
             self._known = [self._queue] if self._cards else await self._broker.queues()
             self._offers.clear()
-            self._read_at = asyncio.get_running_loop().time()
+            self._read_at = self._now()
         finally:
             self._reading = None
 

@@ -210,7 +210,8 @@ class Client:
         )
         answer = Answer(link, submission.envelope.rid)
         try:
-            await link.listen([(answer.rid, answer)])
+            if not link.hear(answer.rid, answer):
+                await link.listen([(answer.rid, answer)])
             link.waiting.add(answer)
             deadline_s = options.get("deadline_s", DEADLINE_S)
             answer.submit(submission, keyed=key is not None, deadline_s=deadline_s, late_at=late_at)

@@ -7,7 +7,7 @@ import copy
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, TypeAlias, TypeVar
 
 from streamfleet_common.errors import StreamfleetError
 
@@ -16,12 +16,7 @@ MAX_BATCH = 128
 
 _T = TypeVar("_T")
 _R = TypeVar("_R")
-
-
-class _Waiting(NamedTuple, Generic[_T, _R]):
-    item: _T
-    is_done: Callable[[], bool]
-    settle: Callable[[_R | BaseException], None]
+_Waiting: TypeAlias = tuple[_T, Callable[[], bool], Callable[[_R | BaseException], None]]
 
 
 class Coalescer(Generic[_T, _R]):
@@ -39,6 +34,7 @@ class Coalescer(Generic[_T, _R]):
     ) -> None:
         self._call = call
         self._limit = limit
+        # Each an item, whether nobody wants it any more, and whom to tell.
         self._waiting: deque[_Waiting[_T, _R]] = deque()
         self._task: asyncio.Task[None] | None = None
         self._closing: StreamfleetError | None = None
@@ -56,7 +52,7 @@ class Coalescer(Generic[_T, _R]):
 
         `settle` must return at once, and not raise.
         """
-        self._waiting.append(_Waiting(item, is_done, settle))
+        self._waiting.append((item, is_done, settle))
         if self._task is None:
             self._task = asyncio.create_task(self._run(), name="coalescer")
 
@@ -85,33 +81,34 @@ class Coalescer(Generic[_T, _R]):
                 batch: list[_Waiting[_T, _R]] = []
                 while self._waiting and len(batch) < self._limit:
                     waiting = self._waiting.popleft()
-                    if not waiting.is_done():
+                    _, is_done, _ = waiting
+                    if not is_done():
                         batch.append(waiting)
                 if batch:
                     await self._send(batch)
         finally:
             self._task = None
-            for waiting in self._waiting:
-                waiting.settle(self._given_up() or asyncio.CancelledError())
+            for _, _, settle in self._waiting:
+                settle(self._given_up() or asyncio.CancelledError())
             self._waiting.clear()
 
     async def _send(self, batch: list[_Waiting[_T, _R]]) -> None:
         try:
-            answers = await self._call([waiting.item for waiting in batch])
+            answers = await self._call([item for item, _, _ in batch])
         except StreamfleetError as error:
-            for waiting in batch:
+            for _, _, settle in batch:
                 # Each waiter raises its own: a traceback grows on the exception that is raised.
                 own = copy.copy(error)
                 own.__cause__ = error.__cause__
-                waiting.settle(own)
+                settle(own)
         except BaseException as error:
-            for waiting in batch:
-                waiting.settle(self._given_up() or error)
+            for _, _, settle in batch:
+                settle(self._given_up() or error)
             if not isinstance(error, Exception):
                 raise
         else:
-            for waiting, answer in zip(batch, answers, strict=True):
-                waiting.settle(answer)
+            for (_, _, settle), answer in zip(batch, answers, strict=True):
+                settle(answer)
 
 
 def _settle(future: asyncio.Future[_R], outcome: _R | BaseException) -> None:

@@ -78,7 +78,8 @@ class EventReader:
     async def listen(self, rid: str) -> None:
         """Listen for a request; confirmed by the server on return."""
         self.id = rid
-        await self._link.listen([(rid, self)])
+        if not self._link.hear(rid, self):
+            await self._link.listen([(rid, self)])
 
     def accepted(self, submitted: Submitted, *, keyed: bool, deadline_s: float) -> None:
         """Begin to worry: the request exists. It is ours to cancel, unless its key was used before."""

@@ -20,7 +20,7 @@ from streamfleet_common.errors import (
 )
 from streamfleet_common.listeners import Listener
 from streamfleet_common.records import Record
-from streamfleet_common.schemas import State
+from streamfleet_common.schemas import End, State
 from streamfleet_common.submissions import Submission, Submitted
 from streamfleet_common.subscriber import Subscriber
 from streamfleet_producer.catalogue import Catalogue
@@ -71,6 +71,7 @@ class Link:
         self.tenant = tenant
         self.patience = patience
         self.broker = Broker(connections, queue)
+        self._channels = self.broker.keys.channel(tenant, "")
         self.catalogue = Catalogue(self.broker, queue, life_s=card_life_s)
         self.submits: Coalescer[Submission, Submitted] = Coalescer(self._submit)
         self.cancels: Coalescer[str, State | None] = Coalescer(
@@ -93,10 +94,23 @@ class Link:
         """The event loop's clock, in seconds."""
         return self._loop.time()
 
+    def future(self) -> asyncio.Future[End]:
+        return self._loop.create_future()
+
     # --- channels
 
     def channel(self, rid: str) -> str:
-        return self.broker.keys.channel(self.tenant, rid)
+        return self._channels + rid
+
+    def hear(self, rid: str, listener: Listener) -> bool:
+        """Listen to the request with this id, if its channel is subscribed already; else see `listen`.
+
+        Raises:
+            Cancelled: the link is closed.
+        """
+        if self.is_closed:
+            raise closed()
+        return self.rids.hand_over(rid, listener)
 
     async def listen(self, listeners: Sequence[tuple[str, Listener]]) -> None:
         """Listen to the requests with these ids; confirmed by the server on return.
@@ -107,13 +121,7 @@ class Link:
         """
         if self.is_closed:
             raise closed()
-        subscribe = [
-            (self.channel(rid), listener)
-            for rid, listener in listeners
-            if not self.rids.hand_over(rid, listener)
-        ]
-        if subscribe:
-            await self._subscriber.subscribe(subscribe)
+        await self._subscriber.subscribe([(self.channel(rid), listener) for rid, listener in listeners])
 
     def leave(self, rid: str, listener: Listener) -> None:
         """Stop listening. The server is told in the background."""

@@ -53,7 +53,7 @@ class RidPool:
         channel = self._channel(rid)
         if self._subscriber.hand_over(channel, self, listener):
             return True
-        self._subscriber.unsubscribe((channel,), self)
+        self._subscriber.unsubscribe((channel,), self)  # on a line that is down, or it was never ours
         return False
 
     def give_back(self, rid: str) -> None:

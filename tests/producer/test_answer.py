@@ -65,6 +65,7 @@ class Setting:
             watch=Watch(3, lambda: None),
             patience=Patience(3, 5, outage_s),
             is_closed=False,
+            future=asyncio.get_running_loop().create_future,
         )
         self.answer = Answer(link, "00" + "1" * 32)
 

@@ -1,0 +1,134 @@
+"""F6: the line of one worker, of all workers, or of the clients fails in all the ways in which lines do."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from chaos.proxy import ChaosProxy
+from faults.figures import keep
+from faults.load import Load, ended, rid_of
+from faults.scene import QUEUE, Scene, pause, until
+from streamfleet_common.schemas import GenerateRequest
+from streamfleet_producer import Client
+
+Fault = Callable[[ChaosProxy, float], Awaitable[None]]
+
+
+async def cut(line: ChaosProxy, _: float) -> None:
+    line.cut()
+
+
+async def black_hole(line: ChaosProxy, seconds: float) -> None:
+    line.is_black_hole = True
+    await pause(seconds)
+    line.heal()
+
+
+async def half_open(line: ChaosProxy, seconds: float) -> None:
+    line.is_half_open = True
+    line.cut()
+    await pause(seconds)
+    line.heal()
+
+
+async def delay(line: ChaosProxy, seconds: float) -> None:
+    line.delay_s = 0.5
+    await pause(max(seconds, 1.0))
+    line.delay_s = 0.0
+
+
+async def lose_replies(line: ChaosProxy, _: float) -> None:
+    lost = line.lost
+    line.drop_next_reply(b"EVALSHA", 3)
+
+    async def over() -> bool:
+        return line.lost >= lost + 3
+
+    await until(over)
+
+
+QUICK: list[tuple[str, Fault, float]] = [
+    ("cut", cut, 0.0),
+    ("black hole 0.3 s", black_hole, 0.3),
+    ("half-open", half_open, 0.3),
+    ("delay 0.5 s", delay, 1.0),
+    ("next 3 replies lost", lose_replies, 0.0),
+]
+LONG: list[tuple[str, Fault, float]] = [
+    ("cut", cut, 0.0),
+    ("black hole 1 s", black_hole, 1.0),
+    ("black hole 5 s", black_hole, 5.0),
+    ("black hole 30 s", black_hole, 30.0),
+    ("half-open 5 s", half_open, 5.0),
+    ("delay 0.5 s", delay, 10.0),
+    ("next 3 replies lost", lose_replies, 0.0),
+]
+
+
+_SLOW = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+@pytest.mark.parametrize(
+    ("side", "faults"),
+    [
+        pytest.param("worker", QUICK, id="worker-quick"),
+        pytest.param("client", QUICK, id="client-quick"),
+        pytest.param("worker", LONG, id="worker-long", marks=_SLOW),
+        pytest.param("fleet", LONG, id="fleet-long", marks=_SLOW),
+        pytest.param("client", LONG, id="client-long", marks=_SLOW),
+    ],
+)
+async def test_a_line_that_fails_loses_and_doubles_nothing(
+    side: str, faults: list[tuple[str, Fault, float]]
+) -> None:
+    length = "quick" if faults is QUICK else "long"
+    async with Scene(all_behind_line=side == "fleet") as scene:
+        line = scene.client_line if side == "client" else scene.worker_line
+        async with Load(scene.client_line.url) as load:
+            for name, fault, seconds in faults:
+                await fault(line, seconds)
+                served_s = await load.served()
+                keep(
+                    f"F6 {side}, {name} ({length})",
+                    f"the line of the {side} fails under load",
+                    f"answers {served_s:.2f} s after the mend",
+                    "again within seconds",
+                )
+        account = await load.account(scene.broker)
+    keep(f"F6 {side} ({length})", "the requests under all of these", str(account), "0 lost, 0 doubled")
+    assert account.is_whole(), account
+    assert set(account.states) == {"done"}
+
+
+@pytest.mark.parametrize(
+    "silence_s",
+    [pytest.param(1.0, id="quick"), pytest.param(3.0, id="as it comes", marks=pytest.mark.slow)],
+)
+async def test_what_a_dead_subscription_misses_is_found_in_the_log(silence_s: float) -> None:
+    async with Scene(workers=1) as scene:
+        engine = scene.workers[0].engine
+        async with Client(scene.client_line.url, QUEUE, silence_s=silence_s) as client:
+            engine.is_open, engine.allowed = False, engine.taken + 2
+            request = GenerateRequest(prompt="ECHO 6")
+            async with client.stream(request, idempotency_key="gap") as tokens:
+                first = await anext(tokens)
+                shown = [first.text]
+                # Only the subscription has anything on its line; what it loses, nobody tells it.
+                scene.client_line.is_black_hole = True
+                engine.is_open = True
+                (record,) = await ended(scene.broker, [rid_of("gap")])
+                scene.client_line.heal()
+                ended_at = asyncio.get_running_loop().time()
+                shown += [delta.text async for delta in tokens]
+                healed_s = asyncio.get_running_loop().time() - ended_at
+    keep(
+        f"F6 silent gap, silence_s {silence_s:g}",
+        "the end of a stream published into a dead subscription",
+        f"the whole text {healed_s:.2f} s after it",
+        "within 5 s",
+    )
+    assert record.state == "done"
+    assert "".join(shown) == "tok0 tok1 tok2 tok3 tok4 tok5"

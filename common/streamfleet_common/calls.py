@@ -263,7 +263,7 @@ class Calls:
             raise await self.failed(error, client) from error
 
     async def failed(self, error: Exception, client: Redis | None = None) -> BrokerUnavailable:
-        """Give up the connections that this error makes worthless; gives what to raise unless it is mended."""
+        """Give up the connections that this error makes worthless; gives what to raise otherwise."""
         action = verdict(error).action
         if action is Action.RECONNECT:
             await self._connections.drop(client or self._connections.commands)

@@ -49,19 +49,16 @@ class Record:
         Raises:
             Undecodable: no record.
         """
-        head, newline, frame = data.partition(b"\n")
+        # An open request that waits for its next try has its payload behind the line feed.
+        head, _, rest = data.partition(b"\n")
         fields = head.decode("utf-8", "replace").split("|")
         try:
             if fields[0].startswith("E"):
-                state, deadline, owner = fields[0][1:], "0", ""
-                _, epoch, started, attempts, crashes, solo, *meta = fields
-            else:
-                state, deadline = fields[0][:1], fields[0][1:]
-                _, epoch, _, owner, started, attempts, crashes, solo, *meta = fields
+                return cls._ended(fields, Frame.parse(rest))
+            state, epoch, _, owner, started, attempts, crashes, solo, *meta = fields
             accepted, _, _, _, _, _, tenant, digest = meta
-            ended = fields[0].startswith("E")
             return cls(
-                state=STATES[state],
+                state=STATES[state[:1]],
                 epoch=int(epoch),
                 tenant=tenant,
                 accepted_at_ms=int(accepted),
@@ -69,11 +66,29 @@ class Record:
                 attempts=int(attempts),
                 crashes=int(crashes),
                 solo_losses=int(solo),
-                deadline_at_ms=int(deadline),
+                deadline_at_ms=int(state[1:]),
                 owner=owner,
                 digest=digest,
-                # A request that waits for its next try has its payload behind the line feed.
-                end=Frame.parse(frame) if ended and newline else None,
+                end=None,
             )
         except (ValueError, KeyError, IndexError):
             raise Undecodable("not a request's record: was the key written by hand?") from None
+
+    @classmethod
+    def _ended(cls, fields: list[str], end: Frame) -> Record:
+        state, crashes, solo, tenant, digest = fields
+        accepted, started, _, attempts = end.times
+        return cls(
+            state=STATES[state[1:]],
+            epoch=end.epoch,
+            tenant=tenant,
+            accepted_at_ms=accepted,
+            started_at_ms=started,
+            attempts=attempts,
+            crashes=int(crashes),
+            solo_losses=int(solo),
+            deadline_at_ms=0,
+            owner="",
+            digest=digest,
+            end=end,
+        )

@@ -14,7 +14,7 @@ local replies = {}
 local function repeated(record, fence, letter, event)
   local epoch = tonumber(match(fence, '^|(%d+)|'))
   if letter == 'T' then letter = 'F' end
-  return epoch and sub(record, 2, 2) == letter and tonumber(match(record, '^E%u|(%d+)|')) == epoch + 1
+  return epoch and sub(record, 2, 2) == letter and tonumber(match(record, '\n(%d+)-')) == epoch + 1
     and sub(record, -#event - 1) == ' ' .. event
 end
 

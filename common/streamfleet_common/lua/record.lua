@@ -1,7 +1,7 @@
 -- What the scripts below share. A record is text:
 --   open:   Q or R, deadline|epoch|place|owner|started|attempts|crashes|solo losses|META
 --           and, while it waits for its next try (no place), a line feed and the payload
---   ended:  E, state letter|epoch|started|attempts|crashes|solo losses|META, line feed, frame of the end event
+--   ended:  E, state letter|crashes|solo losses|tenant|digest, line feed, frame of the end event, which says the rest
 --   META:   accepted|lane letter|stream|result ttl|POLICY|tokens|tenant|digest
 --   POLICY: attempts (0: as the fleet thinks right).backoff in ms.r or f (restart, or fail once text was shown)
 -- State letters: Q queued, R running, D done, F failed, C cancelled, X expired, P dead.
@@ -65,20 +65,19 @@ local function leave(place, rid)
   entries[#entries + 1] = sub(place, 2)
 end
 
--- What an end keeps of an open record, in one scan: epoch, place, started, attempts, the rest from crashes on,
--- and of this accepted, stream, ttl, tokens, tenant.
-local ENDING = '^[QR]%d+|(%d+)|([^|]*)|[^|]*|(%d+)|(%d+)|(%d+|%d+|(%d+)|%a|([s-])|(%d+)|[^|]*|(%d+)|([^|]*)|[^|\n]*)'
+-- Of an open record, in one scan: epoch, place, started, attempts, losses, accepted, stream, ttl, tokens, whose
+-- (tenant and digest), tenant.
+local ENDING = '^[QR]%d+|(%d+)|([^|]*)|[^|]*|(%d+)|(%d+)|(%d+|%d+)|(%d+)|%a|([s-])|(%d+)|[^|]*|(%d+)|(([^|]*)|[^|\n]*)'
 
 -- The only writer of an end. The caller has checked that the record is open.
 local function terminal(rid, record, letter, body, now)
   ended.rids[#ended.rids + 1] = rid
-  local epoch, place, started, attempts, rest, accepted, stream, ttl, tokens, tenant = match(record, ENDING)
+  local epoch, place, started, attempts, losses, accepted, stream, ttl, tokens, whose, tenant = match(record, ENDING)
   if not epoch then return end -- written by hand: it must not hold up the rest of the batch
   epoch = string.format('%.0f', epoch + 1)
   local head = epoch .. '-1,' .. accepted .. ',' .. started .. ',' .. now .. ',' .. attempts
   local frame = head .. ' ' .. body
-  call('SET', T .. ':r:' .. rid, 'E' .. letter .. '|' .. epoch .. '|' .. started .. '|' .. attempts .. '|'
-    .. rest .. '\n' .. frame, 'PX', ttl)
+  call('SET', T .. ':r:' .. rid, 'E' .. letter .. '|' .. losses .. '|' .. whose .. '\n' .. frame, 'PX', ttl)
   if stream == 's' then
     log(rid, epoch .. '-1', frame)
     call('PEXPIRE', T .. ':ev:' .. rid, LOG_LINGER_MS)

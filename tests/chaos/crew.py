@@ -197,7 +197,8 @@ class Crew:
         for worker in self._posts:
             worker.resume()
             worker.drain()
-        await asyncio.gather(*self._keeping)
+        async with asyncio.timeout(END_LIMIT_S):
+            await asyncio.gather(*self._keeping)
 
     def _start(self, url: str) -> ChaosWorker:
         return ChaosWorker({**self._settings, "redis_url": url}, self._log)
@@ -212,8 +213,9 @@ class Crew:
             while worker.status is None:  # noqa: ASYNC110 (a process has no event for us)
                 await asyncio.sleep(POLL_S)
             await self._on_end(worker)
+            if not self._is_closing:
+                await asyncio.sleep(REPLACED_AFTER_S)
             if self._is_closing:
                 return
-            await asyncio.sleep(REPLACED_AFTER_S)
             self.replaced += 1
             self._posts[post] = self._start(self._urls[post])

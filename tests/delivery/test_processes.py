@@ -1,0 +1,224 @@
+"""What only a process can go through: it sleeps, its interpreter is held, a request kills it."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import signal
+from collections.abc import Callable
+
+import pytest
+import redis
+
+from delivery.workers import Nursery, WorkerProcess
+from eventually import eventually
+from hired import end, ends, eventually_so, record, submit
+from server_view import assert_drained, calls_of, dead_of, log_of, now_ms
+from streamfleet_common.broker import Broker
+from streamfleet_common.errors import GenerationFailed
+from streamfleet_common.schemas import Delta, GenerateRequest, Restart, Retry
+from streamfleet_producer import Client
+from streamfleet_producer.token_stream import TokenStream
+
+Launch = Callable[..., WorkerProcess]
+LEASE_S = 1.2
+
+
+class Reader:
+    """Reads a stream with its restarts, and keeps the text that stands."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.restarts = 0
+
+    async def read(self, tokens: TokenStream) -> None:
+        async for event in tokens.events():
+            if isinstance(event, Restart):
+                self.text, self.restarts = "", self.restarts + 1
+            elif isinstance(event, Delta):
+                self.text += event.text
+
+    @property
+    def epochs(self) -> set[str]:
+        """In which the tokens of the text were made, as they say themselves."""
+        return set(re.findall(r"~(\d+)\.", self.text))
+
+
+async def test_a_worker_that_slept_for_three_leases_has_lost_its_work_and_its_voice(
+    broker: Broker, launch: Launch, redis_url: str, raw: redis.Redis
+) -> None:
+    sleeper = launch(lease_s=LEASE_S, max_batch_size=1, http_port=0)
+    sleepers_name = await sleeper.ready()
+    reader = Reader()
+    async with Client(redis_url, queue="q") as client:
+        request = GenerateRequest(prompt="ECHO 40 TICK 30 SIGNED")
+        async with client.stream(request) as tokens:
+            reading = asyncio.create_task(reader.read(tokens))
+            await eventually(lambda: len(reader.text.split()) >= 5, "five tokens")
+            slept_at_ms = now_ms(raw)
+            sleeper.signal(signal.SIGSTOP)
+            heir = launch(lease_s=LEASE_S)
+            name = await heir.ready()
+            async with asyncio.timeout(20):
+                await reading
+            await eventually(lambda: now_ms(raw) > slept_at_ms + 3000 * LEASE_S, "three leases")
+            logged = log_of(raw, tokens.id)
+            sleeper.signal(signal.SIGCONT)
+    # It learns that it has lost the request: its one row is free, and it is as good as any other now.
+    heir.end()
+    again = await end(broker, (await submit(broker, ["again"]))[0])
+    assert (again.text, again.worker) == ("again", sleepers_name)
+    answer = await end(broker, tokens.id)
+    assert (answer.state, answer.worker, answer.attempt, answer.of) == ("done", name, 2, 3)
+    assert reader.restarts == 1
+    assert (reader.text, reader.epochs) == (answer.text, {"3"})
+    assert log_of(raw, tokens.id) == logged, "nothing was added to what stood"
+    assert sleeper.metric("request_success_total") == 1, "the last one"
+    found = await record(broker, tokens.id)
+    assert (found.crashes, found.solo_losses) == (1, 0)
+
+
+async def test_a_step_that_holds_the_interpreter_for_less_than_a_lease_costs_nothing(
+    broker: Broker, launch: Launch, raw: redis.Redis
+) -> None:
+    crew = [launch(lease_s=LEASE_S) for _ in range(2)]
+    for worker in crew:
+        await worker.ready()
+    (rid,) = await submit(broker, [f"ECHO 6 BLOCK@3:{0.8 * LEASE_S:.2f} SIGNED"], stream=True)
+    answer = await end(broker, rid)
+    assert (answer.state, answer.attempt, answer.of) == ("done", 1, 1)
+    assert (await record(broker, rid)).crashes == 0
+
+
+async def test_one_that_holds_it_for_longer_loses_the_request_but_tells_nothing_twice(
+    broker: Broker, launch: Launch, redis_url: str, raw: redis.Redis
+) -> None:
+    crew = [launch(lease_s=LEASE_S) for _ in range(2)]
+    for worker in crew:
+        await worker.ready()
+    reader = Reader()
+    async with Client(redis_url, queue="q") as client:
+        # It would hold up whoever runs it, and two tries are enough to see that.
+        request = GenerateRequest(prompt=f"ECHO 6 BLOCK@3:{2.5 * LEASE_S:.2f} SIGNED")
+        async with client.stream(request, retry=Retry(attempts=2)) as tokens:
+            with pytest.raises(GenerationFailed, match="its worker was lost"):
+                await reader.read(tokens)
+    answer = await end(broker, tokens.id)
+    assert (answer.state, answer.attempt) == ("failed", 2)
+    assert len(reader.epochs) <= 1
+    ends_told = [frame for place, frame in log_of(raw, tokens.id) if b"failed" in frame]
+    assert len(ends_told) == 1
+    # Both wake up, find that they have lost it, and go on.
+    rids = await submit(broker, ["ECHO 5 TICK 20"] * 16)
+    assert {one.attempt for one in await ends(broker, rids)} == {1}
+    assert [worker.status for worker in crew] == [None, None]
+
+
+@pytest.mark.parametrize("fault", ["CRASH@2", "OOM@2", "HANG@2"])
+async def test_a_request_that_takes_its_worker_down_ends_alone(
+    broker: Broker, nursery: Nursery, redis_url: str, raw: redis.Redis, fault: str
+) -> None:
+    crew = [await Post(nursery, broker, redis_url).fill() for _ in range(3)]
+    keeping = [asyncio.create_task(post.keep()) for post in crew]
+    try:
+        before = await submit(broker, ["ECHO 10 TICK 10"] * 25, stream=True)
+        async with Client(redis_url, queue="q") as client:
+            ticket = await client.submit(GenerateRequest(prompt=fault))
+            after = await submit(broker, ["ECHO 10 TICK 10"] * 24)
+            with pytest.raises(GenerationFailed, match="workers die of this request") as caught:
+                await client.result(ticket.id)
+            assert not caught.value.retryable
+        answers = await ends(broker, before + after)
+        # It cost so many workers, and no more.
+        await eventually(lambda: sum(post.lost for post in crew) >= 4, "the last worker's end")
+        assert sum(post.lost for post in crew) == 4
+    finally:
+        for task in keeping:
+            task.cancel()
+        await asyncio.gather(*keeping, return_exceptions=True)
+        for post in crew:
+            post.worker.end()
+    poison = await record(broker, ticket.id)
+    # Twice in company, since the first loss says nothing about one of them; then alone.
+    assert (poison.state, poison.attempts, poison.crashes, poison.solo_losses) == ("dead", 4, 4, 2)
+    assert {answer.text for answer in answers} == {" ".join(f"tok{i}" for i in range(10))}
+    for rid in before + after:
+        assert (await record(broker, rid)).crashes <= 2
+    (letter,) = dead_of(raw)
+    assert letter["rid"].decode() == ticket.id
+    assert "payload" not in letter, "nobody has asked for prompts in the dead letters"
+    assert_drained(raw)
+
+
+class Post:
+    """A worker's place, filled again by hand as a supervisor does it: what its worker held goes back first."""
+
+    def __init__(self, nursery: Nursery, broker: Broker, url: str) -> None:
+        self._nursery = nursery
+        self._broker = broker
+        self._url = url
+        self._name = ""
+        self.worker: WorkerProcess
+        self.lost = 0
+
+    async def fill(self) -> Post:
+        self.worker = self._nursery.worker(self._url, max_batch_size=8, step_limit_s=0.5)
+        self._name = await self.worker.ready()
+        return self
+
+    async def keep(self) -> None:
+        while True:
+            await self._ended()
+            self.lost += 1
+            await self._broker.hand_back(self._name, crashed=True)
+            await self.fill()
+
+    async def _ended(self) -> None:
+        while self.worker.status is None:  # noqa: ASYNC110 (a process has no event for us)
+            await asyncio.sleep(0.01)
+
+
+async def test_idle_a_worker_takes_hardly_any_time(launch: Launch, raw: redis.Redis) -> None:
+    worker = launch()
+    await worker.ready()
+
+    def polls() -> int:
+        # One for each stream that is looked into, and one that waits.
+        return calls_of(raw, "xreadgroup") // 8
+
+    first = polls()
+    await eventually(lambda: polls() > first, "a poll")
+    began, cpu_s, first = now_ms(raw), worker.cpu_s(), polls()
+    await eventually(lambda: polls() >= first + 6, "some polls")
+    assert worker.cpu_s() - cpu_s < 0.02 * (now_ms(raw) - began) / 1000
+
+
+async def test_told_to_end_an_idle_worker_does_not_wait_for_its_drain_timeout(
+    broker: Broker, launch: Launch
+) -> None:
+    worker = launch(drain_timeout_s=3600)
+    await worker.ready()
+    worker.signal(signal.SIGTERM)
+    assert await worker.ended() == 0
+    assert await broker.cards() == []
+
+
+async def test_told_to_end_a_busy_worker_hands_over_what_it_cannot_finish(
+    broker: Broker, launch: Launch
+) -> None:
+    leaver = launch(drain_timeout_s=0.3)
+    await leaver.ready()
+    rids = await submit(broker, ["ECHO 60 TICK 20"] * 6)
+
+    async def all_run() -> bool:
+        return (await broker.depth()).running == 6
+
+    await eventually_so(all_run, "a batch")
+    stayer = launch()
+    name = await stayer.ready()
+    leaver.signal(signal.SIGTERM)
+    assert await leaver.ended() == 0
+    for answer in await ends(broker, rids):
+        assert (answer.state, answer.worker, answer.attempt) == ("done", name, 2)
+    for rid in rids:
+        assert (await record(broker, rid)).crashes == 0, "a drain is nobody's fault"

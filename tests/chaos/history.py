@@ -134,7 +134,7 @@ class Stream:
 class Remains:
     """What is left in Redis when all have gone home."""
 
-    records: dict[str, bytes] = field(default_factory=dict)
+    records: dict[str, Record] = field(default_factory=dict)
     logs: dict[str, list[Frame]] = field(default_factory=dict)
     """As they were soon after the end."""
     grown_logs: set[str] = field(default_factory=set)
@@ -152,8 +152,7 @@ class Remains:
     """Workers that were killed, and that nobody handed back."""
 
     def record(self, rid: str) -> Record | None:
-        raw = self.records.get(rid)
-        return None if raw is None else Record.parse(raw)
+        return self.records.get(rid)
 
 
 @dataclass(slots=True)

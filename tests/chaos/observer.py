@@ -13,6 +13,7 @@ from chaos.history import WORK_STREAMS, Glimpse, History, Loss, Remains, Sightin
 from chaos.server import ChaosServer
 from streamfleet_common.frames import Frame
 from streamfleet_common.keys import Keys
+from streamfleet_common.records import Record
 
 GLIMPSE_S = 0.1
 RECONNECT_S = 0.05
@@ -193,7 +194,8 @@ class Observer:
             kind, _, rid = key.partition(":")
             if kind == "r":
                 raw: Any = await control.get(tag + key)
-                remains.records[rid] = raw or b""
+                if raw is not None:
+                    remains.records[rid] = Record.parse(raw)
             elif kind == "ev":
                 await self._compare_log(remains, rid)
         for stream in WORK_STREAMS:

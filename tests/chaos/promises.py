@@ -154,9 +154,8 @@ def one_worker_an_epoch(history: History) -> Broken:
         if isinstance(event, Delta):
             starter = starters[rid].get(frame.epoch)
             yield from _signatures(rid, event.text, frame.epoch, starter)
-    for rid in history.remains.records:
-        record = history.remains.record(rid)
-        if record is None or record.end is None:
+    for rid, record in history.remains.records.items():
+        if record.end is None:
             continue
         end = _end(record.end)
         if end.of and record.end.epoch != end.of + 1:

@@ -15,11 +15,11 @@ from chaos.history import Glimpse, History, Loss, Order, Probe, Reading, Remains
 from chaos.upkeep import innocents
 from streamfleet_common import codec
 from streamfleet_common.frames import Frame
+from streamfleet_common.records import Record
 from streamfleet_common.schemas import Choice, Delta, End, EndState, Event, Failure, Start
 
 ONE, TWO, BAD = "00" + "1" * 32, "00" + "2" * 32, "00" + "3" * 32
 W1, W2 = "host:11:aa", "host:22:bb"
-LETTERS = {"done": "D", "failed": "F", "cancelled": "C", "expired": "X", "dead": "P"}
 
 
 def frame(epoch: int, seq: int, event: Event, times: tuple[int, ...] = ()) -> Frame:
@@ -52,13 +52,23 @@ def record(
     attempts: int = 1,
     crashes: int = 0,
     solo: int = 0,
-) -> bytes:
+) -> Record:
     event = closing.event()
     assert isinstance(event, End)
-    head = f"E{LETTERS[event.state]}|{closing.epoch}|1010|{attempts}|{crashes}|{solo}"
-    times = ",".join(str(time) for time in closing.times)
-    meta = f"1000|n|s|600000|0.0.r|10|{tenant}|{digest}"
-    return f"{head}|{meta}\n{closing.id},{times} ".encode() + closing.body
+    return Record(
+        state=event.state,
+        epoch=closing.epoch,
+        tenant=tenant,
+        accepted_at_ms=closing.times[0],
+        started_at_ms=closing.times[1],
+        attempts=attempts,
+        crashes=crashes,
+        solo_losses=solo,
+        deadline_at_ms=0,
+        owner="",
+        digest=digest,
+        end=closing,
+    )
 
 
 def sound() -> History:
@@ -120,13 +130,13 @@ def parsed(closing: Frame) -> End:
 
 def set_record(rid: str, **fields: Any) -> Callable[[History], None]:
     def change(history: History) -> None:
-        found = history.remains.record(rid)
-        assert found is not None
-        assert found.end is not None
-        values = {"tenant": found.tenant, "attempts": found.attempts, "crashes": found.crashes}
-        history.remains.records[rid] = record(found.end, **{**values, "solo": found.solo_losses, **fields})
+        history.remains.records[rid] = replace(history.remains.records[rid], **fields)
 
     return change
+
+
+def reopen(history: History) -> None:
+    set_record(TWO, state="running", owner=W1, end=None)(history)
 
 
 def end_otherwise(rid: str, closing: Frame, **fields: Any) -> Callable[[History], None]:
@@ -145,10 +155,6 @@ def end_otherwise(rid: str, closing: Frame, **fields: Any) -> Callable[[History]
                 reading.end = parsed(closing)
 
     return change
-
-
-def open_record(history: History) -> None:
-    history.remains.records[TWO] = b"R1795965238596|1|n1-0|" + W1.encode() + b"|1|1|0|0|1|n|-|1|0.0.r|1|b|d"
 
 
 def order(rid: str, **fields: Any) -> Callable[[History], None]:
@@ -201,7 +207,7 @@ def both(*changes: Callable[[History], Any]) -> Callable[[History], None]:
 
 VIOLATIONS: dict[str, tuple[str, Callable[[History], Any]]] = {
     "no record": ("I1", lambda h: h.remains.records.pop(TWO)),
-    "never ended": ("I1", open_record),
+    "never ended": ("I1", reopen),
     "ended too late": ("I1", both(order(TWO, deadline_ms=100), end_otherwise(TWO, end(2, "y0", ended=6200)))),
     "ended otherwise": ("I1", order(TWO, fates=frozenset({"failed"}))),
     "ended twice": ("I1", see(Sighting("b", TWO, end(4, "y0")))),
@@ -248,7 +254,7 @@ VIOLATIONS: dict[str, tuple[str, Callable[[History], Any]]] = {
     "an entry left": ("I6", remains(streams={"high": Stream(length=1)})),
     "pending left": ("I6", remains(streams={"high": Stream(pending=1)})),
     "backoff left": ("I6", remains(later=1)),
-    "running, but not open": ("I6", open_record),
+    "running, but not open": ("I6", reopen),
     "tenant still counted": ("I6", remains(tenants={"*": 3})),
     "too deep": ("I7", glimpse(limit=2)),
     "accepted twice": ("I7", lambda h: h.replies.append(Reply(9, ONE, "d", "accepted"))),
@@ -257,10 +263,10 @@ VIOLATIONS: dict[str, tuple[str, Callable[[History], Any]]] = {
     "a crash without a loss": ("I8", set_record(TWO, crashes=1, attempts=0)),
     "a crash by a worker that lived": (
         "I8",
-        both(set_record(TWO, crashes=1, tenant="b"), glimpse(running={TWO: (1, W2)})),
+        both(set_record(TWO, crashes=1), glimpse(running={TWO: (1, W2)})),
     ),
-    "alone more often than lost": ("I8", set_record(TWO, solo=1, tenant="b")),
-    "dead in company": ("I9", set_record(BAD, solo=1)),
+    "alone more often than lost": ("I8", set_record(TWO, solo_losses=1)),
+    "dead in company": ("I9", set_record(BAD, solo_losses=1)),
     "dead without a letter": ("I9", remains(dead=[])),
     "a letter of the living": ("I9", remains(dead=[{"rid": BAD}, {"rid": ONE}])),
     "an innocent dead": (

@@ -31,9 +31,8 @@ def entries_are_open(history: History) -> Broken:
             yield "", f"stream {name} keeps {stream.length} entries, {stream.pending} of them pending"
     if remains.later:
         yield "", f"{remains.later} requests still wait for their next try"
-    for rid in remains.records:
-        record = remains.record(rid)
-        if record is not None and record.end is None and rid not in remains.open:
+    for rid, record in remains.records.items():
+        if record.end is None and rid not in remains.open:
             yield rid, f"{record.state}, but not open"
     for tenant, count in remains.tenants.items():
         if count:
@@ -63,10 +62,7 @@ def crashes_are_losses(history: History) -> Broken:
     """I8: crashes count owners that were lost while they ran it, and nothing else."""
     lost = {loss.worker for loss in history.losses}
     starts = _starts(history)
-    for rid in history.remains.records:
-        record = history.remains.record(rid)
-        if record is None:
-            continue
+    for rid, record in history.remains.records.items():
         known = starts.get(rid, {})
         most = sum(worker in lost for worker in known.values())
         if lost:  # an attempt that nobody saw may have been one of theirs
@@ -84,10 +80,8 @@ def only_poison_dies(history: History) -> Broken:
     """I9: who is dead was lost alone often enough, and is guilty; who is guilty is dead."""
     buried = Counter(letter.get("rid", "") for letter in history.remains.dead)
     unlucky = innocents(history)
-    for rid in history.remains.records:
-        record, order = history.remains.record(rid), history.orders.get(rid)
-        if record is None:
-            continue
+    for rid, record in history.remains.records.items():
+        order = history.orders.get(rid)
         if record.state != "dead":
             if rid in buried:
                 yield rid, f"in the dead letters, but {record.state}"

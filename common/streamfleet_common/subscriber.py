@@ -27,6 +27,9 @@ from streamfleet_common.listeners import Ear, Ears, Listener, tell
 
 SILENCE_S = 10.0
 """A connection that brought nothing for so long is asked for a sign of life, and given as long again."""
+ANSWER_S = 3.0
+"""A connection that brought nothing at all for so long after a subscription is dead. Shorter than a caller
+waits in `subscribe`, so that a new connection answers him yet."""
 CONNECT_S = 10.0
 """How long a new connection may take to be greeted; the library waits for that without a limit."""
 MAX_BACKOFF_S = 5.0
@@ -55,6 +58,10 @@ class Subscriber:
         self._leaving: asyncio.TimerHandle | None = None
         self._ping = False
         self._heard_at = 0.0
+        self._asked_at = 0.0
+        """When the first subscription since then was asked for."""
+        self._unanswered: asyncio.TimerHandle | None = None
+        self._dead = False
         # What the server knows of us on the present connection:
         self._asked: set[str] = set()  # channels whose last command was SUBSCRIBE
         self._owed: Counter[str] = Counter()  # confirmations still to come, by channel
@@ -178,7 +185,10 @@ class Subscriber:
                 self._asked.clear()
                 self._owed.clear()
                 self._live.clear()
-                self._ping = False
+                self._ping = self._dead = False
+                if self._unanswered is not None:
+                    self._unanswered.cancel()
+                    self._unanswered = None
                 if connection is not None:
                     with contextlib.suppress(RedisError, OSError):
                         await connection.disconnect(nowait=True)
@@ -202,6 +212,8 @@ class Subscriber:
             while True:
                 await self._wake.wait()
                 self._wake.clear()
+                if self._dead:
+                    raise ConnectionError(f"no answer for {ANSWER_S:g} s")
                 changed, self._changed = self._changed, {}
                 new = [name for name in changed if name in self._ears and name not in self._asked]
                 gone = [name for name in changed if name not in self._ears and name in self._asked]
@@ -210,6 +222,7 @@ class Subscriber:
                     self._asked.update(new)
                     self._owed.update(new)
                     commands.append(_packed("SUBSCRIBE", *new))
+                    self._await_answer()
                 if gone:
                     self._asked.difference_update(gone)
                     self._live.difference_update(gone)
@@ -222,6 +235,21 @@ class Subscriber:
         except (RedisError, OSError):
             # Ends the reading too, and with it this connection.
             await connection.disconnect(nowait=True)
+
+    def _await_answer(self) -> None:
+        loop = asyncio.get_running_loop()
+        if self._asked_at <= self._heard_at:
+            self._asked_at = loop.time()
+        if self._unanswered is None:
+            self._unanswered = loop.call_at(self._asked_at + ANSWER_S, self._judge, self._asked_at)
+
+    def _judge(self, asked_at: float) -> None:
+        self._unanswered = None
+        if self._owed and self._heard_at < asked_at:
+            self._dead = True
+            self._wake.set()
+        elif self._owed:
+            self._await_answer()
 
     async def _read(self, connection: Any) -> None:
         loop = asyncio.get_running_loop()

@@ -132,3 +132,23 @@ async def test_what_a_dead_subscription_misses_is_found_in_the_log(silence_s: fl
     )
     assert record.state == "done"
     assert "".join(shown) == "tok0 tok1 tok2 tok3 tok4 tok5"
+
+
+async def test_who_subscribes_on_a_dead_line_is_answered_over_a_new_one() -> None:
+    now = asyncio.get_running_loop().time
+    async with Scene(workers=1) as scene, Client(scene.client_line.url, QUEUE) as client:
+        await client.run(GenerateRequest(prompt="ECHO 1"), idempotency_key="before")
+        # An idle line loses nothing; so something is to be sent on each.
+        scene.client_line.is_black_hole = True
+        asked = asyncio.create_task(client.run(GenerateRequest(prompt="ECHO 1"), idempotency_key="after"))
+        began = now()
+        await pause(0.2)
+        scene.client_line.heal()
+        end = await asked
+    keep(
+        "F6 dead subscription",
+        "a request whose subscription is sent into a dead line",
+        f"answered after {now() - began:.1f} s",
+        "within 5 s",
+    )
+    assert end.text == "tok0"

@@ -50,6 +50,9 @@ class Answer:
 
     def submit(self, submission: Submission, *, keyed: bool, deadline_s: float, late_at: float) -> None:
         """Submit the request, with whatever else is waiting to be; a refusal comes from `future`."""
+        if self._link.is_closed:
+            self._fail(closed())  # while its channel was subscribed
+            return
         self._keyed, self._deadline_s, self.late_at = keyed, deadline_s, late_at
         self._link.submits.send(submission, self.future.done, self._submitted)
 

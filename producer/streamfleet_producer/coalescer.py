@@ -52,6 +52,9 @@ class Coalescer(Generic[_T, _R]):
 
         `settle` must return at once, and not raise.
         """
+        if self._closing is not None:
+            settle(self._given_up())
+            return
         self._waiting.append((item, is_done, settle))
         if self._task is None:
             self._task = asyncio.create_task(self._run(), name="coalescer")
@@ -72,8 +75,8 @@ class Coalescer(Generic[_T, _R]):
             task.cancel()
             await asyncio.wait([task])
 
-    def _given_up(self) -> StreamfleetError | None:
-        return copy.copy(self._closing)
+    def _given_up(self, error: BaseException | None = None) -> BaseException:
+        return copy.copy(self._closing) or error or asyncio.CancelledError()
 
     async def _run(self) -> None:
         try:
@@ -89,7 +92,7 @@ class Coalescer(Generic[_T, _R]):
         finally:
             self._task = None
             for _, _, settle in self._waiting:
-                settle(self._given_up() or asyncio.CancelledError())
+                settle(self._given_up())
             self._waiting.clear()
 
     async def _send(self, batch: list[_Waiting[_T, _R]]) -> None:
@@ -103,7 +106,7 @@ class Coalescer(Generic[_T, _R]):
                 settle(own)
         except BaseException as error:
             for _, _, settle in batch:
-                settle(self._given_up() or error)
+                settle(self._given_up(error))
             if not isinstance(error, Exception):
                 raise
         else:

@@ -53,7 +53,7 @@ class Watch:
         if self._sweep_at + SWEEP_S < now:
             # Nobody has waited for long: whoever is answered soon need not sweep.
             self._sweep_at = _next_sweep(now)
-        at = min(now + self._silence_s / 3, watched.deadline_at, watched.late_at)
+        at = min(now + self._silence_s / 3, self._sweep_at, watched.deadline_at, watched.late_at)
         if self._timer is None or at < self._timer.when():
             self._schedule(at)
 

@@ -114,3 +114,13 @@ async def test_whoever_sends_is_told_at_once() -> None:
     coalescer.send(3, lambda: False, told.append)
     await coalescer.flush()
     assert isinstance(told[1], BrokerUnavailable)
+
+
+async def test_what_comes_after_the_close_is_given_up_too() -> None:
+    calls = Calls()
+    coalescer = Coalescer(calls)
+    await coalescer.close(BrokerUnavailable("closed", reason="closed"))
+    with pytest.raises(BrokerUnavailable):
+        await coalescer.put(1)
+    coalescer.post(2)
+    assert calls.batches == []

@@ -1,4 +1,4 @@
-"""Lines that break, servers that go away: nothing is lost, nothing is done twice, and everybody comes back."""
+"""Lines that break, servers that go away: nothing is lost or done twice, and everybody comes back."""
 
 from __future__ import annotations
 

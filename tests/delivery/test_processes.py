@@ -151,7 +151,7 @@ async def test_a_request_that_takes_its_worker_down_ends_alone(
 
 
 class Post:
-    """A worker's place, filled again by hand as a supervisor does it: what its worker held goes back first."""
+    """A worker's place, filled again as a supervisor does it: what its worker held goes back first."""
 
     def __init__(self, nursery: Nursery, broker: Broker, url: str) -> None:
         self._nursery = nursery

@@ -5,9 +5,13 @@ VENV := .venv/bin
 PY := $(VENV)/python
 # Further arguments for pytest: make test ARGS="-k broker -x"
 ARGS ?=
+# What make chaos runs: so many seeds from the first on, each with so many requests.
+SEED ?= 1
+SEEDS ?= 1
+REQUESTS ?= 1000
 
 .DEFAULT_GOAL := help
-.PHONY: help bootstrap demo test check test-all bench format format-check lint types layers \
+.PHONY: help bootstrap demo test check test-all chaos bench format format-check lint types layers \
         constraints clean
 
 help: ## show this
@@ -32,6 +36,9 @@ check: bootstrap ## what the continuous integration runs: format, lint, types, l
 
 test-all: bootstrap ## every test, the slow ones too
 	@$(PY) -m pytest $(ARGS)
+
+chaos: bootstrap ## break all there is under a fleet, judge every request (SEED=1 SEEDS=1 REQUESTS=1000)
+	@$(PY) tests/chaos/run.py --seed $(SEED) --seeds $(SEEDS) --requests $(REQUESTS)
 
 bench: bootstrap ## measure throughput and latency on this machine (about a quarter of an hour)
 	@$(PY) tests/bench/fleet.py

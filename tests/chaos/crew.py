@@ -28,12 +28,15 @@ _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 class ChaosWorker:
     """One `python -m streamfleet_worker` with the scripted engine.
 
-    `settings` are the worker's, by field name. `log` is a file that its lines are added to. To be made on the
-    program's first thread: with that it ends, even if it is paused then (on Linux).
+    `settings` are the worker's, by field name; `url` is where it finds Redis. `log` is a file that its lines
+    are added to. To be made on the program's first thread: with that it ends, even if it is paused then (on
+    Linux).
     """
 
-    def __init__(self, settings: Mapping[str, object], log: Path | None = None) -> None:
+    def __init__(self, url: str, settings: Mapping[str, object], log: Path | None = None) -> None:
+        self.url = url
         ours = {f"STREAMFLEET_{name.upper()}": str(value) for name, value in settings.items()}
+        ours["STREAMFLEET_REDIS_URL"] = url
         theirs = {name: value for name, value in os.environ.items() if not name.startswith("STREAMFLEET_")}
         self.name = ""
         """What it is called as an owner, once it has said so."""
@@ -188,8 +191,7 @@ class Crew:
 
     def behind(self, url: str) -> list[ChaosWorker]:
         """Those of them that reach Redis under this URL."""
-        pairs = zip(self._posts, self._urls, strict=True)
-        return [worker for worker, its_url in pairs if its_url == url and worker in self.workers]
+        return [worker for worker in self.workers if worker.url == url]
 
     async def drained(self) -> None:
         """Let all end in order, and replace nobody any more."""
@@ -201,7 +203,7 @@ class Crew:
             await asyncio.gather(*self._keeping)
 
     def _start(self, url: str) -> ChaosWorker:
-        return ChaosWorker({**self._settings, "redis_url": url}, self._log)
+        return ChaosWorker(url, self._settings, self._log)
 
     def _close_all(self) -> None:
         for worker in self._posts:

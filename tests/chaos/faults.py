@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import random
 from collections import Counter
 from collections.abc import Awaitable, Callable
 
@@ -13,10 +15,14 @@ from chaos.history import Cause, History, Loss
 from chaos.observer import Observer
 from chaos.plan import FaultKind, Plan, PlannedFault
 from chaos.proxy import ChaosProxy
+from streamfleet_common.broker import Broker
+from streamfleet_common.errors import BrokerUnavailable
 
 ALONE_LIMIT_S = 3.0
 """How long a kill is put off while every worker runs a suspect alone that is no poison."""
 POLL_S = 0.05
+HANDED_BACK = 0.3
+"""The share of the dead whose work is handed back, as by a supervisor; that of the others is swept up."""
 
 
 class Faults:
@@ -31,8 +37,11 @@ class Faults:
         *,
         worker_line: ChaosProxy,
         client_line: ChaosProxy,
+        broker: Broker,
     ) -> None:
         self._plan = plan
+        self._broker = broker
+        self._random = random.Random(plan.seed)
         self._history = history
         self._observer = observer
         self._server = observer.server
@@ -92,15 +101,21 @@ class Faults:
     # --- workers
 
     async def ended(self, worker: ChaosWorker) -> None:
-        """A worker has ended: if nobody told it to, whatever it ran is to blame."""
+        """A worker has ended: if nobody told it to, whatever it ran is to blame. Some are handed back."""
         status = worker.status
-        if worker.name in {loss.worker for loss in self._history.losses}:
-            return
         if status == 0 and worker.told_to_end:
             return
-        self._note(f"worker {worker.name} ended by itself with status {status}")
-        self.counts["lost to poison"] += 1
-        await self._lose(worker, "poison")
+        if worker.name not in {loss.worker for loss in self._history.losses}:
+            self._note(f"worker {worker.name} ended by itself with status {status}")
+            self.counts["lost to poison"] += 1
+            await self._lose(worker, "poison")
+        if self._random.random() < HANDED_BACK:
+            with contextlib.suppress(BrokerUnavailable):
+                count = await self._broker.hand_back(worker.name, crashed=True)
+                self._note(f"handed back {count} requests of {worker.name}")
+                self.counts["handed back"] += 1
+                if worker.url == self._server.url:  # what a proxy still holds open may yet read for it
+                    self._history.remains.stale_consumers_allowed.discard(worker.name)
 
     async def _lose(self, worker: ChaosWorker, cause: Cause, *, is_watched: bool = True) -> None:
         loss = Loss(worker.name, cause, is_watched=is_watched)

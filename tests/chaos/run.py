@@ -30,6 +30,8 @@ from chaos.producers import Producers
 from chaos.proxy import ChaosProxy
 from chaos.server import ChaosServer, binaries
 from chaos.upkeep import innocents
+from streamfleet_common.broker import Broker
+from streamfleet_common.connections import Connections
 from streamfleet_common.embedded_binary import ServerBinary
 from streamfleet_common.keys import Keys
 
@@ -97,6 +99,7 @@ async def run(plan: Plan, folder: Path, binary: ServerBinary | None = None) -> O
         ChaosProxy(server.port) as client_line,
         Observer(server, Keys(QUEUE), history) as observer,
     ):
+        connections = Connections.open(server.url)
         faults: Faults
 
         async def ended(worker: ChaosWorker) -> None:
@@ -104,7 +107,15 @@ async def run(plan: Plan, folder: Path, binary: ServerBinary | None = None) -> O
 
         urls = [worker_line.url if number % 2 else server.url for number in range(WORKERS)]
         crew = Crew(urls, settings(plan), ended, folder / "workers.log")
-        faults = Faults(plan, history, observer, crew, worker_line=worker_line, client_line=client_line)
+        faults = Faults(
+            plan,
+            history,
+            observer,
+            crew,
+            worker_line=worker_line,
+            client_line=client_line,
+            broker=Broker(connections, QUEUE),
+        )
         async with crew:
             async with Producers(client_line.url, QUEUE, plan, history) as producers:
                 breaking = asyncio.create_task(faults.run())
@@ -117,6 +128,7 @@ async def run(plan: Plan, folder: Path, binary: ServerBinary | None = None) -> O
                 await breaking
             await _rest(observer)
             await crew.drained()
+        await connections.close()
         await observer.settle()
     return Outcome(plan, history, check(history), faults.counts, observer.graces, time.monotonic() - began)
 

@@ -16,5 +16,5 @@ class Broker(ProducerSteps, WorkerSteps, Housekeeping):
 
     Raises:
         BrokerUnavailable: by every method, when Redis cannot be reached or refuses to work. Scripts and plain
-            questions are tried `calls.ATTEMPTS` times before that.
+            questions are repeated for `calls.BUDGET_S` seconds before that.
     """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -25,11 +25,6 @@ class Ear:
     listener: Listener
     ready: asyncio.Future[None]
 
-    def give_up(self) -> None:
-        """Let whoever waits for the confirmation wait no longer."""
-        if not self.ready.done():
-            self.ready.set_exception(TimeoutError())
-
 
 class Ears:
     """The ears on every channel that is wanted."""
@@ -40,7 +35,7 @@ class Ears:
     def __len__(self) -> int:
         return len(self._ears)
 
-    def __contains__(self, channel: str) -> bool:
+    def __contains__(self, channel: object) -> bool:
         return channel in self._ears
 
     def __iter__(self) -> Iterator[str]:
@@ -87,6 +82,13 @@ class Ears:
 
     def clear(self) -> None:
         self._ears.clear()
+
+
+def give_up(ears: Iterable[Ear]) -> None:
+    """Let whoever waits for these to be confirmed wait no longer."""
+    for ear in ears:
+        if not ear.ready.done():
+            ear.ready.set_exception(TimeoutError())
 
 
 def tell(method: Callable[..., None], *args: bytes) -> None:

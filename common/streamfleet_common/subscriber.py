@@ -13,7 +13,6 @@ import asyncio
 import contextlib
 import math
 import random
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -23,7 +22,8 @@ from redis.exceptions import AuthenticationError, NoPermissionError, RedisError
 
 from streamfleet_common.connections import Connections, redacted
 from streamfleet_common.errors import BrokerUnavailable
-from streamfleet_common.listeners import Ear, Ears, Listener, tell
+from streamfleet_common.listeners import Ear, Ears, Listener, give_up, tell
+from streamfleet_common.subscriptions import Subscriptions
 
 SILENCE_S = 10.0
 """A connection that brought nothing for so long is asked for a sign of life, and given as long again."""
@@ -62,10 +62,8 @@ class Subscriber:
         """When the first subscription since then was asked for."""
         self._unanswered: asyncio.TimerHandle | None = None
         self._dead = False
-        # What the server knows of us on the present connection:
-        self._asked: set[str] = set()  # channels whose last command was SUBSCRIBE
-        self._owed: Counter[str] = Counter()  # confirmations still to come, by channel
-        self._live: set[str] = set()  # asked, and every confirmation has come
+        self._known = Subscriptions()
+        """What the server knows of us on the present connection."""
 
     async def subscribe(self, listeners: Iterable[tuple[str, Listener]], timeout_s: float = 5.0) -> None:
         """Listen on channels, all in one command, and wait until the server has confirmed every one.
@@ -76,15 +74,15 @@ class Subscriber:
         loop = asyncio.get_running_loop()
         new = [(channel, self._ears.add(channel, listener)) for channel, listener in listeners]
         for channel, ear in new:
-            if channel in self._live:
+            if channel in self._known.live:
                 ear.ready.set_result(None)
-        if any(channel not in self._asked for channel, _ in new):
+        if any(channel not in self._known.asked for channel, _ in new):
             self._changed.update(dict.fromkeys(channel for channel, _ in new))
             self._write_soon()
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._run(), name="subscriber")
         # A bare timer: `asyncio.timeout` and `gather` cost as much as all the rest here.
-        timer = loop.call_later(timeout_s, _give_up, [ear for _, ear in new])
+        timer = loop.call_later(timeout_s, give_up, [ear for _, ear in new])
         try:
             for _, ear in new:
                 await ear.ready
@@ -102,7 +100,7 @@ class Subscriber:
 
         That is so while a lost connection has not been made anew, and the channel confirmed on it.
         """
-        return channel in self._live and self._ears.hand_over(channel, old, new)
+        return channel in self._known.live and self._ears.hand_over(channel, old, new)
 
     def listens(self, channel: str, listener: Listener) -> bool:
         """Whether a listener is on a channel."""
@@ -180,11 +178,9 @@ class Subscriber:
             except (RedisError, OSError, TimeoutError) as error:
                 self._failure = error
                 # A connection that worked has earned a quick return.
-                failures = 1 if self._live else failures + 1
+                failures = 1 if self._known.live else failures + 1
             finally:
-                self._asked.clear()
-                self._owed.clear()
-                self._live.clear()
+                self._known.clear()
                 self._ping = self._dead = False
                 if self._unanswered is not None:
                     self._unanswered.cancel()
@@ -215,17 +211,12 @@ class Subscriber:
                 if self._dead:
                     raise ConnectionError(f"no answer for {ANSWER_S:g} s")
                 changed, self._changed = self._changed, {}
-                new = [name for name in changed if name in self._ears and name not in self._asked]
-                gone = [name for name in changed if name not in self._ears and name in self._asked]
+                new, gone = self._known.change(changed, self._ears)
                 commands = []
                 if new:
-                    self._asked.update(new)
-                    self._owed.update(new)
                     commands.append(_packed("SUBSCRIBE", *new))
                     self._await_answer()
                 if gone:
-                    self._asked.difference_update(gone)
-                    self._live.difference_update(gone)
                     commands.append(_packed("UNSUBSCRIBE", *gone))
                 if self._ping:
                     self._ping = False
@@ -245,10 +236,10 @@ class Subscriber:
 
     def _judge(self, asked_at: float) -> None:
         self._unanswered = None
-        if self._owed and self._heard_at < asked_at:
+        if self._known.owed and self._heard_at < asked_at:
             self._dead = True
             self._wake.set()
-        elif self._owed:
+        elif self._known.owed:
             self._await_answer()
 
     async def _read(self, connection: Any) -> None:
@@ -294,24 +285,14 @@ class Subscriber:
             self._confirm(name.decode())
 
     def _confirm(self, channel: str) -> None:
-        self._owed[channel] -= 1
-        if self._owed[channel] > 0:
-            return  # it was left and asked for again meanwhile; the last confirmation counts
-        del self._owed[channel]
-        if channel not in self._asked:
+        if not self._known.confirm(channel):
             return
-        self._live.add(channel)
         for ear in self._ears.of(channel):
             if not ear.ready.done():
                 ear.ready.set_result(None)
             else:
                 # It was confirmed on a connection before this one.
                 tell(ear.listener.missed)
-
-
-def _give_up(ears: Iterable[Ear]) -> None:
-    for ear in ears:
-        ear.give_up()
 
 
 def _packed(*words: str) -> bytes:

@@ -8,6 +8,8 @@ from streamfleet_common.frames import Frame
 from streamfleet_common.schemas import Choice, Delta, End, Event, Restart
 
 Verdict = Literal["next", "old", "gap"]
+LOST = "the worker was lost, or failed and the request is tried again"
+"""Why a text begins anew, where nobody says so: a reader sees the new attempt alone."""
 
 
 class Tokens:
@@ -92,7 +94,7 @@ class Transcript:
         """Go on to a frame that follows. Gives a restart if what was shown is void now."""
         restart = None
         if frame.epoch > self.epoch:
-            reason = event.reason if isinstance(event, Restart) else "the worker was lost"
+            reason = event.reason if isinstance(event, Restart) else LOST
             restart = self._open(frame.epoch, reason)
         self.seq = frame.seq
         if isinstance(event, Delta):
@@ -111,7 +113,7 @@ class Transcript:
         """
         made: list[Restart | Delta] = []
         if end.of != self.epoch and self.epoch:
-            restart = self._open(end.of, "the worker was lost")
+            restart = self._open(end.of, LOST)
             if restart is not None:
                 made.append(restart)
         indices = {choice.index for choice in end.choices}

@@ -119,9 +119,9 @@ async def test_unsubscribing_leaves_nothing_behind(subscriber: Subscriber, raw: 
     await eventually(lambda: channels(raw) == set())
     for left in (
         subscriber._ears,
-        subscriber._asked,
-        subscriber._owed,
-        subscriber._live,
+        subscriber._known.asked,
+        subscriber._known.owed,
+        subscriber._known.live,
         subscriber._changed,
     ):
         assert not left
@@ -198,8 +198,8 @@ async def test_a_confirmation_of_an_earlier_subscription_does_not_count(
 
 async def test_the_last_confirmation_counts(subscriber: Subscriber) -> None:
     ear = Recorder()
-    subscriber._owed["c"] = 2  # asked, left, and asked again
-    subscriber._asked.add("c")
+    subscriber._known.owed["c"] = 2  # asked, left, and asked again
+    subscriber._known.asked.add("c")
     waiting = asyncio.create_task(subscriber.subscribe([("c", ear)]))
     await asyncio.sleep(0)
     subscriber._take([b"subscribe", b"c", 1])
@@ -318,7 +318,7 @@ async def test_nobody_takes_a_place_on_a_line_that_is_cut(
     first, second = Recorder(), Recorder()
     await subscriber.subscribe([("c", first)])
     server.kill()
-    await eventually(lambda: not subscriber._live)
+    await eventually(lambda: not subscriber._known.live)
     assert not subscriber.hand_over("c", first, second)
     server.restart()
     await eventually(lambda: first.gaps == 1)

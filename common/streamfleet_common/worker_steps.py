@@ -29,6 +29,8 @@ from streamfleet_common.records import LETTERS as STATE_LETTERS
 from streamfleet_common.schemas import End, Failure, Start
 from streamfleet_common.steps import Steps
 
+RENEW_BUDGET_S = 2.0
+"""A renewal that is not answered by then is made anew, with what is held by then."""
 _OWNER = re.compile(r"[^|\n]{1,200}")
 
 
@@ -141,7 +143,10 @@ class WorkerSteps(Steps):
         drain = False
         for batch in list(batches(items)) or [[]]:
             drains, *replies = await self._calls.script(
-                "renew", [owner, *chain.from_iterable(batch)], client=self._connections.leases
+                "renew",
+                [owner, *chain.from_iterable(batch)],
+                client=self._connections.leases,
+                budget_s=RENEW_BUDGET_S,
             )
             drain = drain or bool(drains)
             ours += [reply == b"ok" for reply in replies]

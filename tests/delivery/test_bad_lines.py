@@ -79,8 +79,15 @@ def entries_ever(raw: redis.Redis) -> int:
     return sum(int(stream["entries-added"]) for stream in streams)
 
 
+@pytest.mark.parametrize("rounds", [8, pytest.param(34, marks=pytest.mark.slow)])
 async def test_a_crowd_of_streams_leaves_no_connection_behind(
-    broker: Broker, hire: Hire, redis_url: str, raw: redis.Redis, capsys: pytest.CaptureFixture[str]
+    broker: Broker,
+    hire: Hire,
+    redis_url: str,
+    raw: redis.Redis,
+    capsys: pytest.CaptureFixture[str],
+    *,
+    rounds: int,
 ) -> None:
     await hire(GatedEngine(max_batch_size=64), lease_s=LEASE_S)
     before = 0
@@ -95,7 +102,7 @@ async def test_a_crowd_of_streams_leaves_no_connection_behind(
                     return  # in the middle of it
             assert tokens.result.text == echo(4)
 
-    for round_ in range(34):
+    for round_ in range(rounds):
         if round_ == 1:  # the worker has opened what it needs
             before = raw.info("clients")["connected_clients"]
         clients = [Client(redis_url, queue="q", max_connections=50) for _ in range(4)]
@@ -110,22 +117,23 @@ async def test_a_crowd_of_streams_leaves_no_connection_behind(
     await eventually_so(is_back, "the connections of before")
     found = [one for one in await broker.status(rids, "default") if one is not None]
     states = [one.state for one in found]
-    assert len(states) == 2040
-    assert states.count("cancelled") == 680
-    assert states.count("done") == 1360
+    assert len(states) == 60 * rounds
+    assert states.count("cancelled") == 20 * rounds
+    assert states.count("done") == 40 * rounds
     # Heartbeats went on, and nobody was taken for dead.
     said = capsys.readouterr().out
     assert "leases cannot be renewed" not in said
     assert {one.attempts for one in found} == {1}
 
 
+@pytest.mark.parametrize("kills", [10, pytest.param(50, marks=pytest.mark.slow)])
 async def test_connections_killed_again_and_again_and_then_the_server(
-    server_of_ours: ChaosServer, onlooker: Broker, hire: Hire
+    server_of_ours: ChaosServer, onlooker: Broker, hire: Hire, kills: int
 ) -> None:
     server = server_of_ours
     crew = [await hire(url=server.url, lease_s=LEASE_S) for _ in range(2)]
-    rids = await submit(onlooker, ["ECHO 20 TICK 20"] * 80, stream=True)
-    for round_ in range(1, 11):
+    rids = await submit(onlooker, ["ECHO 20 TICK 20"] * 8 * kills, stream=True)
+    for round_ in range(1, kills + 1):
         await server.kill_clients("normal")
         await eventually(lambda: sum(h.engine.taken for h in crew) >= 8 * round_, "steps")  # noqa: B023
     await server.kill()
@@ -138,8 +146,9 @@ async def test_connections_killed_again_and_again_and_then_the_server(
     await no_crashes(onlooker, rids)
 
 
+@pytest.mark.parametrize("flaps", [6, pytest.param(20, marks=pytest.mark.slow)])
 async def test_a_flapping_line_makes_the_worker_unready_and_loses_nothing(
-    server_of_ours: ChaosServer, onlooker: Broker, hire: Hire, monkeypatch: pytest.MonkeyPatch
+    server_of_ours: ChaosServer, onlooker: Broker, hire: Hire, flaps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(vitals, "STALE_S", 0.3)
     monkeypatch.setattr(vitals, "BEAT_S", 0.02)
@@ -153,7 +162,7 @@ async def test_a_flapping_line_makes_the_worker_unready_and_loses_nothing(
                 await asyncio.sleep(0.01)
 
         listening = asyncio.create_task(listen())
-        flapping = asyncio.create_task(proxy.flap(12, down_s=0.15, up_s=0.05))
+        flapping = asyncio.create_task(proxy.flap(flaps, down_s=0.3, up_s=0.1))
         rids = await submit(onlooker, ["ECHO 10 TICK 10"] * 100)
         await flapping
         assert {answer.text for answer in await ends(onlooker, rids)} == {echo(10)}

@@ -23,6 +23,8 @@ from streamfleet_common.broker import Broker
 from streamfleet_common.connections import Connections
 from streamfleet_common.deliveries import Delivery, Entry
 from streamfleet_common.keys import LETTERS
+from streamfleet_common.records import LETTERS as STATE_LETTERS
+from streamfleet_common.records import Record
 from streamfleet_common.schemas import Delta
 from streamfleet_common.scripts import Script, ScriptName
 
@@ -46,17 +48,14 @@ def with_clock(name: ScriptName, script: Script) -> Script:
     """The script, going by the machine's clock."""
     if name == "submit":
         time = "local time = redis.call('TIME')\nlocal now = time[1] * 1000 + math.floor(time[2] / 1000)"
-        return changed(
-            name,
-            (time, "local now = tonumber(redis.call('GET', T .. ':clock'))"),
-            ("LANES[lane], '*'", "LANES[lane], string.format('%.0f-*', now)"),
-            script=script,
-        )
-    time = "call('TIME')\n  return string.format('%.0f', time[1] * 1000 + math.floor(time[2] / 1000))"
-    script = changed(name, (time, "call('GET', T .. ':clock')\n  return time"), script=script)
-    entry = "XADD', T .. STREAMS[letter], '*'"
+        now, key = "string.format('%.0f', now)", "local now = tonumber(redis.call('GET', T .. ':clock'))"
+    else:
+        time = "call('TIME')\n  return string.format('%.0f', time[1] * 1000 + math.floor(time[2] / 1000))"
+        now, key = "clock()", "call('GET', T .. ':clock')\n  return time"
+    script = changed(name, (time, key), script=script)
+    entry = "'*', 'r', rid, 'p'"
     if entry in script.text:
-        script = changed(name, (entry, "XADD', T .. STREAMS[letter], clock() .. '-*'"), script=script)
+        script = changed(name, (entry, f"{now} .. '-*', 'r', rid, 'p'"), script=script)
     return script
 
 
@@ -143,22 +142,22 @@ class Checked(RuleBasedStateMachine):
             pipe.get(f"{T}:r:{request.rid}")
             pipe.pttl(f"{T}:r:{request.rid}")
         answers = pipe.execute()
-        for request, record, life in zip(self.queue.requests, answers[::2], answers[1::2], strict=True):
-            head, _, rest = record.partition(b"\n")
-            fields = head.decode().split("|")
-            counts = [str(value) for value in (request.attempts, request.crashes, request.solo)]
+        for request, data, life in zip(self.queue.requests, answers[::2], answers[1::2], strict=True):
+            record = Record.parse(data)
+            counts = (record.epoch, record.attempts, record.crashes, record.solo_losses)
+            assert STATE_LETTERS[record.state] == request.state
+            assert counts == (request.epoch, request.attempts, request.crashes, request.solo)
+            assert (record.tenant, record.owner) == (request.tenant, request.owner)
             if request.is_open:
                 item = request.item
-                place = LETTERS[item.stream] + item.eid if item else ""
-                assert fields[0] == f"{request.state}{request.deadline_ms + EPOCH_MS}"
-                assert fields[1:4] == [str(request.epoch), place, request.owner]
-                assert fields[5:8] == counts
+                assert record.deadline_at_ms == request.deadline_ms + EPOCH_MS
+                head, _, rest = data.partition(b"\n")
+                assert head.decode().split("|")[2] == (LETTERS[item.stream] + item.eid if item else "")
                 assert rest == (b"" if item else request.submission.payload)
                 assert life == -1
             else:
-                assert (fields[0], fields[1]) == ("E" + request.state, str(request.epoch))
-                assert fields[3:6] == counts
-                assert rest.startswith(f"{request.epoch}-1,".encode())
+                assert record.end is not None
+                assert record.end.id == f"{request.epoch}-1"
                 assert life > 0
             # Only what its workers died of, while it ran alone, may ever be called dead.
             assert request.state != "P" or request.solo >= 2
@@ -192,7 +191,7 @@ class Checked(RuleBasedStateMachine):
             self.heard[message["channel"]].append(message["data"])
 
     def teardown(self) -> None:
-        if not hasattr(self, "loop"):
+        if not hasattr(self, "heard"):
             return
         try:
             self.drain()

@@ -226,7 +226,7 @@ class Queue:
         self._wake(count)
         there = [item for item in self.items["solo"] if item.is_there]
         if "solo" not in streams and len(there) > len(self.pending("solo")):
-            asked, until_ms = self.asked or ("", 0)
+            asked, until_ms = self.asked or ("", -1)
             if asked == owner or until_ms < self.now_ms:
                 self.asked = (owner, self.now_ms + 30_000)
                 return True, []

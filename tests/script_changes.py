@@ -11,11 +11,14 @@ from streamfleet_common.scripts import Script, ScriptName
 def changed(name: ScriptName, *changes: tuple[str, str], script: Script | None = None) -> Script:
     """The script `name` (or `script`) with each `right` replaced by its `wrong`.
 
-    Fails if one of them is not there: then the script has changed, and what is changed in it has to follow.
+    Raises:
+        LookupError: one of them is not there: the script has changed, and what is changed in it must follow.
     """
     text = (script or Script.load(name)).text
     for right, wrong in changes:
-        assert right in text, f"{name} has no {right!r} any more"
+        if right not in text:
+            # No AssertionError: a test that expects one must not take this for it.
+            raise LookupError(f"{name} has no {right!r} any more")
         text = text.replace(right, wrong)
     return Script(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
 

@@ -23,7 +23,6 @@ from server_view import (
 )
 from silence import age, backdate, calm, lose, sweep
 from streamfleet_common.broker import Broker
-from streamfleet_common.connections import Connections
 from streamfleet_common.deliveries import Swept
 
 FAR_MS = 60_000
@@ -208,18 +207,15 @@ async def test_consumers_long_idle_are_forgotten(broker: Broker, raw: Any) -> No
 
 
 @pytest.mark.parametrize("way", ["leaves", "is handed back"])
-async def test_a_consumer_that_is_forgotten_takes_nothing_with_it(
-    broker: Broker, connections: Connections, raw: Any, way: str
-) -> None:
+async def test_a_consumer_that_is_forgotten_takes_nothing_with_it(broker: Broker, raw: Any, way: str) -> None:
     """A worker leaves while the last entries are on their way to it; 1000 times."""
-    other = Broker(connections, "q")
     rids: list[str] = []
     for _ in range(1000 // 4):
         batch = [submission() for _ in range(4)]
         rids += [one.envelope.rid for one in batch]
         await broker.submit(batch, max_queue_depth=1000)
         forget = (
-            other.announce(card(), life_ms=0) if way == "leaves" else other.hand_back("w1", crashed=False)
+            broker.announce(card(), life_ms=0) if way == "leaves" else broker.hand_back("w1", crashed=False)
         )
         await asyncio.gather(
             broker.read("w1", ["normal"], 1, block_ms=None),

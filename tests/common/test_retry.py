@@ -118,6 +118,7 @@ async def test_it_comes_back_after_its_pause(broker: Broker, raw: Any, by: str) 
         # Also in times of grace: it is nobody's, so nobody is robbed.
         assert (await broker.sweep()).grace
         assert waiting_in(raw, "normal:again") == [RID]
+        assert raw.zcard(f"{T}:later") == 0
     taken = await broker.take("w2", START, streams=["normal:again", "normal"], count=4)
     assert [entry.rid for entry, _ in taken.started] == [RID, OTHER]
     again = taken.started[0][1]

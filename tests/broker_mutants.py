@@ -1,0 +1,680 @@
+"""Scripts with one fault each, and the test that notices it.
+
+`python tests/broker_mutants.py` prints the table; `test_broker_mutants.py` proves it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from broker_parts import submission
+from common import (
+    test_admission,
+    test_cancel,
+    test_emit,
+    test_expiry,
+    test_finish,
+    test_hand_back,
+    test_leases,
+    test_lost_payloads,
+    test_release,
+    test_retry,
+    test_start,
+    test_submit,
+    test_suspects,
+    test_sweep,
+    test_take,
+)
+from server_view import RID
+from streamfleet_common.scripts import ScriptName
+
+Test = Callable[..., Awaitable[None]]
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """`right` becomes `wrong` in the script; `caught_by` is called with `values`, besides fixtures."""
+
+    name: str
+    script: ScriptName
+    right: str
+    wrong: str
+    caught_by: Test
+    values: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def witness(self) -> str:
+        return f"{self.caught_by.__module__.rpartition('.')[2]}.{self.caught_by.__name__}"
+
+
+FENCE = "and sub(record, 15, 14 + #fence) == fence"
+PLACE = "call('ZREM', T .. ':open', unpack(ended.rids))"
+UNSTARTED = "elseif owner == '' then\n        -- Given out, but never begun: nobody died of it."
+DISCARD = "for letter, eids in pairs(ended.entries) do discard(letter, eids) end"
+ACK = "redis.pcall('XACK', T .. STREAMS[letter], 'w', unpack(eids))"
+EPOCH_OF_END = "epoch = string.format('%.0f', epoch + 1)\n  local head"
+SAME = "match(head, '|[^|]*|[^|]*$') == match(ARGV[at + 2], '|[^|]*|[^|]*$')"
+LOGGED = "if log(rid, id, frame) then"
+
+SUBMIT: list[Mutant] = [
+    Mutant(
+        "one place too many",
+        "submit",
+        "depth >= limit",
+        "depth > limit",
+        test_submit.test_full_at_exactly_the_limit,
+    ),
+    Mutant(
+        "no duplicate within a batch",
+        "submit",
+        "known[i] or batch[rid]",
+        "known[i]",
+        test_submit.test_the_same_again_is_a_duplicate,
+    ),
+    Mutant(
+        "any body is a duplicate",
+        "submit",
+        SAME,
+        SAME.replace("|[^|]*|[^|]*$", "|([^|]*)|[^|]*$"),
+        test_submit.test_the_same_rid_for_something_else_is_a_conflict,
+        {"other": submission("Bye", rid=RID)},
+    ),
+    Mutant(
+        "any tenant's is a duplicate",
+        "submit",
+        SAME,
+        SAME.replace("|[^|]*|[^|]*$", "|[^|]*$"),
+        test_submit.test_the_same_rid_for_something_else_is_a_conflict,
+        {"other": submission(rid=RID, tenant="acme")},
+    ),
+    Mutant(
+        "MAXLEN on a lane",
+        "submit",
+        "LANES[lane], '*'",
+        "LANES[lane], 'MAXLEN', 2, '*'",
+        test_submit.test_a_batch_is_taken_in_order,
+    ),
+    Mutant(
+        "tokens are not counted",
+        "submit",
+        "added = added + cost",
+        "",
+        test_admission.test_tokens_at_exactly_the_limit,
+    ),
+    Mutant(
+        "one token too few",
+        "submit",
+        "tokens + cost > token_limit",
+        "tokens + cost >= token_limit",
+        test_admission.test_tokens_at_exactly_the_limit,
+    ),
+    Mutant(
+        "a large request never comes in",
+        "submit",
+        "and depth > 0 and",
+        "and",
+        test_admission.test_an_empty_queue_takes_any_one_request,
+    ),
+    Mutant(
+        "a paused queue goes on",
+        "submit",
+        "control[3] == '1' and 'paused' or",
+        "",
+        test_admission.test_a_paused_queue_takes_nothing_new,
+    ),
+    Mutant(
+        "a crowded server takes more",
+        "submit",
+        "tonumber(control[4] or 0) > now and 'memory'",
+        "nil",
+        test_admission.test_a_crowded_server_takes_nothing_new,
+    ),
+]
+START: list[Mutant] = [
+    Mutant(
+        "start by anybody",
+        "start",
+        "its_owner ~= '' and its_owner ~= owner",
+        "false",
+        test_start.test_another_owner_is_told_that_it_lost,
+    ),
+    Mutant(
+        "start of a superseded entry",
+        "start",
+        "or its_place ~= place",
+        "",
+        test_start.test_a_superseded_entry_is_gone,
+    ),
+    Mutant(
+        "start again opens another epoch",
+        "start",
+        "'^Q(%d+)|(%d+)|([^|]*)||",
+        "'^[QR](%d+)|(%d+)|([^|]*)|[^|]*|",
+        test_start.test_start_again_gives_the_same_epoch,
+    ),
+    Mutant(
+        "start after the deadline",
+        "start",
+        "tonumber(deadline) <= tonumber(now)",
+        "false",
+        test_start.test_a_late_start_expires,
+    ),
+    Mutant(
+        "start buries garbage each time",
+        "start",
+        "call('XDEL', T .. STREAMS[letter], eid) == 1",
+        "call('XDEL', T .. STREAMS[letter], eid) >= 0",
+        test_start.test_garbage_in_a_lane_goes_to_the_dead_letter_once,
+        {"lane": "normal"},
+    ),
+    Mutant(
+        "start twice in a batch",
+        "start",
+        "local outcome = seen[name]",
+        "local outcome",
+        test_start.test_a_late_start_expires,
+    ),
+    Mutant(
+        "XACK before finish",
+        "start",
+        "attempts = string.format('%.0f', attempts + 1)",
+        "attempts = string.format('%.0f', attempts + 1)\n"
+        "    call('XACK', T .. STREAMS[sub(place, 1, 1)], 'w', sub(place, 2))",
+        test_sweep.test_a_silent_owner_loses_its_work,
+    ),
+    Mutant(
+        "a group is made at $",
+        "start",
+        "'CREATE', key, 'w', '0'",
+        "'CREATE', key, 'w', '$'",
+        test_take.test_a_group_that_vanished_is_made_again_within_the_call,
+        {"harm": "destroyed"},
+    ),
+    Mutant(
+        "the room is for each stream",
+        "start",
+        "count = count - 1",
+        "",
+        test_take.test_the_room_is_for_all_streams_together,
+        {"count": 3},
+    ),
+    Mutant(
+        "a suspect has company",
+        "start",
+        "break -- a suspect runs alone",
+        "",
+        test_suspects.test_a_suspect_is_taken_alone,
+    ),
+    Mutant(
+        "two suspects at once",
+        "start",
+        "letter == 'S' and 1 or count",
+        "count",
+        test_suspects.test_a_suspect_is_taken_alone,
+    ),
+    Mutant(
+        "everybody makes room for a suspect",
+        "start",
+        "if asked == owner or tonumber(until_) < tonumber(now) then",
+        "if true then",
+        test_suspects.test_one_owner_is_asked_to_make_room,
+    ),
+    Mutant(
+        "nobody makes room for a suspect",
+        "start",
+        "replies[1] = 1",
+        "",
+        test_suspects.test_one_owner_is_asked_to_make_room,
+    ),
+    Mutant(
+        "a pause ends with a sweep only",
+        "start",
+        "  wake(now, count)\n  local suspects",
+        "  local suspects",
+        test_retry.test_it_comes_back_after_its_pause,
+        {"by": "take"},
+    ),
+]
+RUN: list[Mutant] = [
+    Mutant(
+        "emit without a fence",
+        "emit",
+        FENCE,
+        "",
+        test_emit.test_the_fence,
+        {"changes": {"owner": "w2"}},
+    ),
+    Mutant(
+        "emit through bare PUBLISH",
+        "emit",
+        LOGGED,
+        "if true then",
+        test_emit.test_emit_logs_and_publishes,
+    ),
+    Mutant(
+        "emit publishes repetitions",
+        "emit",
+        LOGGED,
+        "log(rid, id, frame) if true then",
+        test_emit.test_emit_again_doubles_nothing,
+    ),
+    Mutant(
+        "finish without a fence",
+        "finish",
+        FENCE,
+        "",
+        test_emit.test_the_fence,
+        {"changes": {"epoch": 2}},
+    ),
+    Mutant(
+        "finish whatever the state",
+        "finish",
+        f"sub(record, 1, 1) == 'R' {FENCE}",
+        "true",
+        test_emit.test_the_fence_before_and_after_a_run,
+    ),
+    Mutant(
+        "finish keeps the place",
+        "finish",
+        PLACE,
+        "",
+        test_finish.test_finish_makes_the_record_the_result,
+        {"stream": False},
+    ),
+    Mutant(
+        "finish keeps the entry",
+        "finish",
+        DISCARD,
+        "",
+        test_finish.test_finish_makes_the_record_the_result,
+        {"stream": False},
+    ),
+    Mutant(
+        "finish does not acknowledge",
+        "finish",
+        ACK,
+        "",
+        test_finish.test_finish_makes_the_record_the_result,
+        {"stream": False},
+    ),
+    Mutant(
+        "finish keeps the epoch",
+        "finish",
+        EPOCH_OF_END,
+        "local head",
+        test_finish.test_finish_makes_the_record_the_result,
+        {"stream": True},
+    ),
+    Mutant(
+        "finish without a life",
+        "finish",
+        ", 'PX', ttl)",
+        ")",
+        test_finish.test_finish_makes_the_record_the_result,
+        {"stream": False},
+    ),
+    Mutant(
+        "finish twice in a batch",
+        "finish",
+        "if done[rid] then record = done[rid] end",
+        "",
+        test_finish.test_finish_twice_in_a_batch_ends_once,
+    ),
+    Mutant(
+        "finish again is refused",
+        "finish",
+        "if repeated(",
+        "if nil and repeated(",
+        test_finish.test_finish_again_is_the_same_answer_and_no_second_end,
+    ),
+    Mutant(
+        "any end is a repetition",
+        "finish",
+        "and sub(record, -#event - 1) == ' ' .. event",
+        "",
+        test_finish.test_finish_again_is_the_same_answer_and_no_second_end,
+    ),
+    Mutant(
+        "finish keeps the tokens",
+        "finish",
+        "ended.tokens = ended.tokens + tokens",
+        "",
+        test_admission.test_every_end_gives_its_tokens_back,
+        {"way": "finish"},
+    ),
+    Mutant(
+        "a retry knows no pause",
+        "finish",
+        "if pause and backoff > 0 then",
+        "if false then",
+        test_retry.test_it_waits_for_its_pause_outside_of_the_streams,
+    ),
+    Mutant(
+        "the pause does not grow",
+        "finish",
+        "backoff * 2 ^ math.min(attempts - 1, 30)",
+        "backoff",
+        test_retry.test_the_pause_doubles,
+    ),
+    Mutant(
+        "the pause grows without end",
+        "finish",
+        "MAX_BACKOFF_MS = 3600000",
+        "MAX_BACKOFF_MS = 36000000",
+        test_retry.test_the_pause_doubles,
+    ),
+    Mutant(
+        "tried for ever",
+        "finish",
+        "limit > 0 and tonumber(attempts) >= limit",
+        "false",
+        test_retry.test_three_tries_where_the_request_says_nothing,
+    ),
+    Mutant(
+        "one try too many",
+        "finish",
+        "tonumber(attempts) >= limit",
+        "tonumber(attempts) > limit",
+        test_retry.test_as_many_tries_as_the_request_allows,
+        {"attempts": 2},
+    ),
+    Mutant(
+        "a retry keeps the epoch",
+        "finish",
+        "string.format('%.0f', epoch + 1) .. '|' .. letter",
+        "epoch .. '|' .. letter",
+        test_retry.test_without_a_pause_it_goes_back_at_once,
+        {"lane": "normal"},
+    ),
+    Mutant(
+        "a retry goes behind the newcomers",
+        "finish",
+        "return string.upper(lane)",
+        "return lane",
+        test_retry.test_it_goes_before_the_newcomers,
+    ),
+    Mutant(
+        "a text begins anew that would rather fail",
+        "finish",
+        "shown = last and",
+        "shown = false and",
+        test_retry.test_one_that_would_rather_fail_than_begin_anew,
+        {"is_shown": True, "backoff_ms": 0},
+    ),
+]
+GIVE_UP: list[Mutant] = [
+    Mutant(
+        "cancel for anybody",
+        "cancel",
+        "match(head, '|([^|]*)|[^|]*$') ~= tenant",
+        "false",
+        test_cancel.test_cancel_in_every_state,
+    ),
+    Mutant(
+        "cancel twice in a batch",
+        "cancel",
+        "elseif seen[rid] then",
+        "elseif false then",
+        test_cancel.test_cancel_twice_in_a_batch,
+    ),
+    Mutant("cancel keeps the place", "cancel", PLACE, "", test_cancel.test_cancel_in_every_state),
+    Mutant(
+        "cancel only sets a flag",
+        "cancel",
+        "terminal(rid, record, 'C', event, now)",
+        "call('HSET', T .. ':control', 'cancel:' .. rid, 1)",
+        test_cancel.test_cancel_in_every_state,
+    ),
+    Mutant(
+        "a renewal without a fence",
+        "renew",
+        FENCE,
+        "",
+        test_leases.test_what_another_took_is_lost_and_stays_with_it,
+    ),
+    Mutant(
+        "a renewal in another's name",
+        "renew",
+        "and sub(fence, -#owner - 2) == '|' .. owner .. '|'",
+        "",
+        test_leases.test_a_renewal_in_the_name_of_another_is_none,
+    ),
+    Mutant(
+        "a renewal is a delivery",
+        "renew",
+        "eids[#eids + 1] = 'JUSTID'",
+        "",
+        test_leases.test_renewals_are_no_deliveries,
+    ),
+    Mutant(
+        "a renewal does not claim",
+        "renew",
+        "redis.pcall('XCLAIM', T .. STREAMS[letter], 'w', owner, 0, unpack(eids))",
+        "",
+        test_leases.test_a_renewal_starts_the_lease_anew,
+    ),
+    Mutant(
+        "nobody is asked to drain",
+        "renew",
+        "call('HEXISTS', T .. ':control', 'drain:' .. owner)",
+        "0",
+        test_leases.test_an_owner_is_asked_to_drain,
+    ),
+    Mutant(
+        "release without a fence",
+        "release",
+        f"elseif fence ~= '' {FENCE} then",
+        "else",
+        test_release.test_what_is_not_ours_stays,
+    ),
+    Mutant(
+        "an entry speaks for its owner",
+        "release",
+        "fence ~= '' and",
+        "",
+        test_release.test_a_running_request_is_given_back_by_its_owner_only,
+    ),
+    Mutant(
+        "release twice in a batch",
+        "release",
+        "and not done[rid]",
+        "",
+        test_release.test_twice_is_once,
+    ),
+    Mutant(
+        "a stop on purpose counts",
+        "handback",
+        "ARGV[2] == '1'",
+        "true",
+        test_hand_back.test_a_stop_on_purpose_counts_against_nothing,
+    ),
+    Mutant(
+        "what was only read counts",
+        "handback",
+        UNSTARTED,
+        "elseif false then",
+        test_hand_back.test_a_crash_counts_against_what_ran,
+    ),
+    Mutant(
+        "all is handed back, whose it may be",
+        "handback",
+        "limit - taken, owner)",
+        "limit - taken)",
+        test_hand_back.test_others_keep_theirs,
+    ),
+    Mutant(
+        "dead letters keep every payload",
+        "handback",
+        "if keep_payload then",
+        "if true then",
+        test_suspects.test_a_dead_letter_has_the_payload_if_the_fleet_says_so,
+        {"is_kept": False},
+    ),
+    Mutant(
+        "a consumer goes with what it holds",
+        "announce",
+        "if not found.err and #found == 0 then",
+        "if true then",
+        test_lost_payloads.test_a_consumer_that_is_forgotten_takes_nothing_with_it,
+        {"way": "leaves"},
+    ),
+    Mutant(
+        "the lease of the workers is not known",
+        "announce",
+        "'lease_ms', ARGV[6]",
+        "'lease', ARGV[6]",
+        test_sweep.test_the_lease_that_a_worker_announced_counts,
+    ),
+]
+SWEEP: list[Mutant] = [
+    Mutant(
+        "expired before the deadline",
+        "sweep",
+        "T .. ':open', '-inf', now",
+        "T .. ':open', '-inf', '+inf'",
+        test_expiry.test_a_sweep_ends_what_is_due,
+    ),
+    Mutant("an expiry keeps the place", "sweep", PLACE, "", test_expiry.test_a_sweep_ends_what_is_due),
+    Mutant(
+        "sweep without a guard",
+        "sweep",
+        "if not last or at - last > lease / 2 then",
+        "if false then",
+        test_sweep.test_after_half_a_lease_without_a_sweep_all_have_grace,
+        {"pause": 0.6, "is_grace": True},
+    ),
+    Mutant(
+        "grace is over at once",
+        "sweep",
+        "grace_until = now + lease",
+        "grace_until = now",
+        test_sweep.test_grace_lasts_one_lease,
+    ),
+    Mutant(
+        "whoever is slow is silent",
+        "sweep",
+        "pending(letter, lease, limit)",
+        "pending(letter, 0, limit)",
+        test_sweep.test_only_what_is_silent_is_taken,
+    ),
+    Mutant(
+        "read but not begun counts",
+        "sweep",
+        UNSTARTED,
+        "elseif false then",
+        test_sweep.test_read_but_not_begun_costs_nothing,
+    ),
+    Mutant(
+        "crash count from XPENDING",
+        "sweep",
+        "crashes = string.format('%.0f', crashes + 1)",
+        "crashes = tostring(call('XPENDING', T .. STREAMS[letter], 'w', eid, eid, 1)[1][4])",
+        test_suspects.test_the_way_of_a_poison,
+    ),
+    Mutant(
+        "suspects never run alone",
+        "sweep",
+        "if tonumber(crashes) >= COMPANY then return 'S' end",
+        "",
+        test_suspects.test_the_way_of_a_poison,
+    ),
+    Mutant(
+        "alone from the first loss on",
+        "sweep",
+        "COMPANY = 2",
+        "COMPANY = 1",
+        test_suspects.test_the_way_of_a_poison,
+    ),
+    Mutant(
+        "a loss in company convicts",
+        "sweep",
+        "if letter == 'S' then solo",
+        "if true then solo",
+        test_suspects.test_losses_in_company_convict_nobody,
+    ),
+    Mutant(
+        "one loss alone convicts",
+        "sweep",
+        "MAX_SOLO = 2",
+        "MAX_SOLO = 1",
+        test_suspects.test_one_loss_alone_is_not_enough,
+    ),
+    Mutant(
+        "nothing ever convicts",
+        "sweep",
+        "counted and tonumber(solo) >= MAX_SOLO",
+        "false",
+        test_suspects.test_the_way_of_a_poison,
+    ),
+    Mutant(
+        "a pause never ends by itself",
+        "sweep",
+        "wake(now, limit)",
+        "",
+        test_retry.test_it_comes_back_after_its_pause,
+        {"by": "sweep"},
+    ),
+    Mutant(
+        "what came back still waits",
+        "sweep",
+        "if #ended.later > 0 then call('ZREM', T .. ':later', unpack(ended.later)) end",
+        "",
+        test_retry.test_it_comes_back_after_its_pause,
+        {"by": "sweep"},
+    ),
+    Mutant(
+        "no audit",
+        "sweep",
+        "if #slice > 0 and not grace then",
+        "if false then",
+        test_lost_payloads.test_a_trimmed_stream_ends_all_it_held,
+    ),
+    Mutant(
+        "the audit robs the living",
+        "sweep",
+        "if not card or tonumber(match(card, '^%d+') or 0) < at then",
+        "if true then",
+        test_lost_payloads.test_a_trimmed_stream_ends_all_it_held,
+    ),
+    Mutant(
+        "the audit is impatient",
+        "sweep",
+        "> 2000",
+        ">= 0",
+        test_lost_payloads.test_a_young_entry_may_only_be_on_its_way,
+    ),
+    Mutant(
+        "idle consumers go with what they hold",
+        "sweep",
+        "values.pending == 0 and",
+        "",
+        test_lost_payloads.test_consumers_long_idle_are_forgotten,
+    ),
+]
+MUTANTS: list[Mutant] = [*SUBMIT, *START, *RUN, *GIVE_UP, *SWEEP]
+
+EQUIVALENT: list[Mutant] = [
+    # Whenever the epoch rises but by a start, the work gets another entry and so another place; and a start
+    # leaves it with its owner. The check stays all the same: with another way of taking work it would count.
+    Mutant(
+        "a renewal without the epoch",
+        "renew",
+        FENCE,
+        "and match(record, '^R%d+|%d+(|[^|]*|[^|]*|)') == match(fence, '^|%d+(|[^|]*|[^|]*|)$')",
+        test_leases.test_what_another_took_is_lost_and_stays_with_it,
+    ),
+]
+"""Faults that can make no difference, each with a test that passes in spite of it."""
+
+
+def table() -> str:
+    """What notices which fault."""
+    rows = [f"| {one.name} | `{one.script}` | `{one.witness}` |" for one in MUTANTS]
+    return "\n".join(["| fault | script | noticed by |", "| --- | --- | --- |", *rows, ""])
+
+
+if __name__ == "__main__":
+    sys.stdout.write(table())

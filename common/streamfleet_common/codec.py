@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any, TypeVar, get_args, get_origin
+from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import msgpack
 from pydantic import TypeAdapter, ValidationError
@@ -165,10 +165,12 @@ def _decode(adapter: TypeAdapter[_M], data: bytes, limit: int, what: str, times:
         _set_times(fields, times)
     try:
         # A newer peer may send fields that we do not know yet; anybody else's are mistakes.
-        return adapter.validate_python(fields, strict=True, extra="ignore" if version > VERSION else "forbid")
+        extra: Literal["ignore", "forbid"] = "ignore" if version > VERSION else "forbid"
+        valid: _M = adapter.validator.validate_python(fields, strict=True, extra=extra)
     except ValidationError as error:
         faults = problems(error)
         raise InvalidRequest(f"{what} is not valid: {'; '.join(faults)}", problems=faults) from None
+    return valid
 
 
 def _set_times(fields: dict[str, Any], times: Sequence[int]) -> None:

@@ -403,6 +403,19 @@ async def test_a_request_that_redis_forgot_is_incomplete(redis_url: str, worker:
             await anext(tokens)
 
 
+async def test_a_log_that_stops_without_an_end_is_shown_and_then_incomplete(
+    redis_url: str, worker: HandWorker
+) -> None:
+    async with Client(redis_url, queue="q", silence_s=0.02) as fleet, fleet.stream(REQUEST) as tokens:
+        [work] = await worker.take()
+        await worker.log(work, delta("a"))
+        await worker.log(work, delta("b", 1))
+        await worker.redis.delete(worker.broker.keys.record(work.rid))
+        assert [(await anext(tokens)).text for _ in range(2)] == ["a", "b"]
+        with pytest.raises(IncompleteGeneration):
+            await anext(tokens)
+
+
 async def test_a_deadline_fires_without_a_worker(redis_url: str, worker: HandWorker) -> None:
     async with Client(redis_url, queue="q") as fleet, fleet.stream(REQUEST, deadline_s=0.02) as tokens:
         with pytest.raises(DeadlineExceeded):

@@ -25,11 +25,14 @@ class StubBroker:
         self.lost: set[str] = set()
         self.drain = False
         self.down = False
+        self.hangs = False
         self.asked: list[list[str]] = []
 
     async def renew(self, owner: str, deliveries: Sequence[Delivery]) -> Renewal:
         assert owner == "w1"
         self.asked.append([one.entry.rid for one in deliveries])
+        if self.hangs:
+            await asyncio.Event().wait()
         if self.down:
             raise BrokerUnavailable("gone")
         return Renewal([one.entry.rid not in self.lost for one in deliveries], self.drain)
@@ -92,6 +95,18 @@ async def test_it_goes_on_while_redis_is_away_and_loses_nothing_by_it() -> None:
     holder.now = 7.0
     holder.broker.down = False
     await eventually(lambda: holder.leases.renewed_at == 7.0, "a renewal")
+    keeping.cancel()
+    await asyncio.gather(keeping, return_exceptions=True)
+
+
+async def test_a_renewal_that_takes_too_long_is_begun_anew() -> None:
+    holder = Holder(lease_s=0.1)
+    holder.broker.hangs = True
+    keeping = asyncio.create_task(holder.leases.keep())
+    await eventually(lambda: len(holder.broker.asked) >= 3, "several calls")
+    holder.now, holder.broker.hangs = 7.0, False
+    await eventually(lambda: holder.leases.renewed_at == 7.0, "a renewal")
+    assert holder.lost == []
     keeping.cancel()
     await asyncio.gather(keeping, return_exceptions=True)
 

@@ -547,6 +547,26 @@ async def _is_queued(broker: Broker, rid: str) -> bool:
     return (await record(broker, rid)).state == "queued"
 
 
+async def test_what_it_never_heard_of_goes_back_with_the_rest(
+    broker: Broker, hire: Hire, raw: redis.Redis
+) -> None:
+    hired = await hire(GatedEngine(is_open=False, max_batch_size=1))
+    await submit(broker, ["ECHO 2"])
+    await eventually(lambda: len(hired.engine.added) == 1, "a full batch")
+    rids = await submit(broker, ["ECHO 2"] * 2)
+    # Replies that were lost: one request was given to it, another one begun in its name.
+    unread, begun = await broker.read("w1", ["normal"], 2, block_ms=None)
+    await broker.start("w1", [begun], Start(worker="w1", model="m"))
+    hired.engine.is_open = True
+    hired.worker._intake.room = lambda: 0  # type: ignore[method-assign] (or it would find them)
+    hired.worker.stop()
+    await hired.ended()
+    for rid in rids:
+        found = await record(broker, rid)
+        assert (found.state, found.owner, found.crashes) == ("queued", "", 0)
+    assert raw.xinfo_consumers(Keys("q").stream("normal"), "w") == [], "nobody remembers it"
+
+
 async def test_answers_that_are_complete_are_told_though_the_drain_is_in_a_hurry(
     broker: Broker, hire: Hire, monkeypatch: pytest.MonkeyPatch
 ) -> None:

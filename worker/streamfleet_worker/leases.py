@@ -49,6 +49,7 @@ class Leases:
         self._broker = broker
         self._owner = owner
         self._period_s = min(MAX_RENEW_S, lease_s / 8)
+        self._limit_s = lease_s / 3
         self._held = held
         self._moving = moving
         self._lost = lost
@@ -67,9 +68,13 @@ class Leases:
             await asyncio.sleep(self._period_s)
             if self._moving():
                 try:
-                    await self.renew()
-                except BrokerUnavailable as error:
-                    log.warning("leases cannot be renewed", error=str(error), held=len(self._held()))
+                    # A call that has failed for long pauses for long before it tries again, and Redis may be
+                    # back since: then everybody has one lease to renew, and a new call comes at once.
+                    async with asyncio.timeout(self._limit_s):
+                        await self.renew()
+                except (BrokerUnavailable, TimeoutError) as error:
+                    reason = str(error) or "no answer"
+                    log.warning("leases cannot be renewed", error=reason, held=len(self._held()))
 
     async def renew(self) -> None:
         """Renew all once.

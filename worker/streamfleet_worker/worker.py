@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import time
 from collections.abc import Callable, Coroutine
@@ -257,6 +258,7 @@ class Worker:
                 await self._hand_back(self._publisher.deliveries())
         # First nobody refreshes the card any more, then it goes.
         await _end(telling, *self._tasks, *filter(None, [self._consuming]))
+        await self._leave_nothing()
         await self._presence.leave()
         await self._close(0.0 if self.vitals.hung() else 10.0)
         log.info("stopped")
@@ -292,6 +294,12 @@ class Worker:
         except (BrokerUnavailable, TimeoutError) as error:
             log.warning("nothing can be handed back: the leases will run out", error=str(error))
         self._publisher.lose([delivery.key for delivery in held])
+
+    async def _leave_nothing(self) -> None:
+        """Give back what this worker was given without ever hearing of it, if Redis will hear that."""
+        with contextlib.suppress(BrokerUnavailable, TimeoutError):
+            async with asyncio.timeout(LAST_WORDS_S):
+                await self._broker.hand_back(self.name, crashed=False)
 
     async def _close(self, limit_s: float) -> None:
         self._intake.close()

@@ -82,7 +82,8 @@ def settings(plan: Plan) -> dict[str, object]:
         "queue": QUEUE,
         "lease_s": plan.lease_s,
         "step_limit_s": 1.5 * plan.lease_s,
-        "drain_timeout_s": 3.0,
+        # Shorter than many requests take: a drain has to give running work back, too.
+        "drain_timeout_s": 0.3,
         "max_batch_size": 8,
         "max_delay_ms": 5,
         "max_queue_depth": 150,

@@ -36,6 +36,14 @@ async def test_what_is_accepted_ends_once_whatever_breaks(tmp_path: Path) -> Non
 
     assert len(outcome.history.accepted()) >= 150
     assert outcome.faults.total() >= 15
+    # What is judged was seen: nothing passes because nobody looked.
+    history = outcome.history
+    heard = {seen.rid for seen in history.sightings if seen.frame.is_end}
+    assert len(heard) >= 0.8 * len(history.accepted())
+    assert len(history.remains.logs) >= 50
+    assert len(history.readings) >= 150
+    assert min(len(history.glimpses), len(history.losses), len(history.probes)) >= 5
+    assert sum(len(loss.freed_ms) for loss in history.losses) >= 5
     assert {"kill worker", "pause worker", "drain worker", "kill redis"} <= set(outcome.faults)
 
 

@@ -90,6 +90,8 @@ class Load:
         self.accepts: Counter[str] = Counter()
         self.answered_at: list[float] = []
         """When answers came, on the loop's clock."""
+        self.took_s: list[float] = []
+        """How long each answer took, all tries together."""
         self.errors: Counter[str] = Counter()
         self.forgotten: list[str] = []
         self.wrong: list[str] = []
@@ -131,6 +133,12 @@ class Load:
                 await asyncio.sleep(0.005)
         return self.answered_at[count] - began
 
+    def latency(self) -> str:
+        """Of all answers, in words."""
+        ordered = sorted(self.took_s)
+        p50, p99 = (ordered[int(share * (len(ordered) - 1))] for share in (0.5, 0.99))
+        return f"p50 {p50:.2f} s, p99 {p99:.2f} s"
+
     # --- one producer
 
     async def _produce(self, number: int) -> None:
@@ -143,6 +151,8 @@ class Load:
     async def _ask(self, client: Client, key: str, *, streams: bool) -> None:
         request = GenerateRequest(prompt=f"ECHO {self._tokens} AS k{key}. TICK {self._tick_ms}")
         text = " ".join(f"k{key}.{at}" for at in range(self._tokens))
+        now = asyncio.get_running_loop().time
+        began = now()
         while True:
             try:
                 if streams:
@@ -162,7 +172,8 @@ class Load:
             else:
                 if shown != text:
                     self.wrong.append(f"{key}: {shown!r}")
-                self.answered_at.append(asyncio.get_running_loop().time())
+                self.answered_at.append(now())
+                self.took_s.append(now() - began)
                 return
 
     def _count_accepts(self, client: Client) -> None:
@@ -216,6 +227,12 @@ async def ended(broker: Broker, rids: Sequence[str], limit_s: float = REST_S) ->
             if all(record.end is not None for record in records):
                 return records
             await asyncio.sleep(0.02)
+
+
+def ended_at_ms(record: Record) -> int:
+    """When a request ended, on the server's clock."""
+    assert record.end is not None
+    return record.end.times[2]
 
 
 async def at_rest(broker: Broker, limit_s: float = REST_S) -> None:

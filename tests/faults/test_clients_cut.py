@@ -40,7 +40,7 @@ CUTS: dict[str, Callable[[Scene], Awaitable[int]]] = {
 @pytest.mark.parametrize(
     "seconds",
     [
-        pytest.param(0.8, id="quick"),
+        pytest.param(0.4, id="quick"),
         pytest.param(10.0, id="long", marks=[pytest.mark.slow, pytest.mark.timeout(180)]),
     ],
 )

@@ -8,16 +8,17 @@ from typing import Any
 import pytest
 
 from faults.figures import keep
-from faults.load import Load, at_rest, ended
+from faults.load import Load, ended, ended_at_ms
 from faults.scene import QUEUE, Scene, until
 from hired import submit
 from streamfleet_common.errors import IncompleteGeneration
 from streamfleet_common.keys import LETTERS
-from streamfleet_common.schemas import GenerateRequest
+from streamfleet_common.records import Record
+from streamfleet_common.schemas import GenerateRequest, Lane
 from streamfleet_producer import Client
+from streamfleet_worker import presence
 
 ROWS = 4
-REST_S = 30.0
 
 
 async def groups_back(scene: Scene) -> float:
@@ -29,7 +30,14 @@ async def groups_back(scene: Scene) -> float:
     return await until(back)
 
 
-async def test_after_flushall_whoever_waits_is_told_and_later_requests_are_served() -> None:
+@pytest.mark.parametrize(
+    "announce_s",
+    [pytest.param(0.5, id="quick"), pytest.param(5.0, id="as it comes", marks=pytest.mark.slow)],
+)
+async def test_after_flushall_whoever_waits_is_told_and_later_requests_are_served(
+    announce_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(presence, "ANNOUNCE_S", announce_s)
     now = asyncio.get_running_loop().time
     async with (
         Scene(rows=ROWS, workers=1) as scene,
@@ -66,7 +74,7 @@ async def test_after_flushall_whoever_waits_is_told_and_later_requests_are_serve
         account = await load.account(scene.broker)
     kinds = {type(error).__name__ for error in told}
     keep(
-        "F9 FLUSHALL",
+        f"F9 FLUSHALL, cards every {announce_s:g} s",
         f"{len(told)} requests running and waiting, silence_s 1",
         f"groups back after {back_s:.2f} s, all {len(told)} callers told ({', '.join(kinds)}) after "
         f"{told_s:.1f} s, later requests: {account}, served after {served_s:.1f} s",
@@ -76,47 +84,45 @@ async def test_after_flushall_whoever_waits_is_told_and_later_requests_are_serve
     assert account.is_whole(), account
 
 
-@pytest.mark.parametrize("how", ["DEL", "XTRIM"])
-async def test_requests_whose_entries_are_gone_fail_visibly_or_finish(how: str) -> None:
-    async with Scene(rows=ROWS, workers=1) as scene:
+async def test_requests_whose_entries_are_gone_fail_visibly_or_finish() -> None:
+    lanes: dict[str, Lane] = {"DEL": "normal", "XTRIM": "bulk"}
+    async with Scene(rows=2 * ROWS, workers=1) as scene:
         control: Any = scene.server.control
         scene.hold()
-        run = await submit(scene.broker, ["ECHO 4"] * ROWS, deadline_ms=20_000)
-        await scene.running(run)
-        wait = await submit(scene.broker, ["ECHO 2"] * ROWS, deadline_ms=20_000)
+        run, wait = {}, {}
+        for how, lane in lanes.items():
+            run[how] = await submit(scene.broker, ["ECHO 4"] * ROWS, deadline_ms=20_000, lane=lane)
+        for rids in run.values():
+            await scene.running(rids)
+        for how, lane in lanes.items():
+            wait[how] = await submit(scene.broker, ["ECHO 2"] * ROWS, deadline_ms=20_000, lane=lane)
 
-        stream = scene.broker.keys.stream("normal")
-        if how == "DEL":
-            await control.delete(stream)
-        else:
-            await control.xtrim(stream, maxlen=0, approximate=False)
+        await control.delete(scene.broker.keys.stream(lanes["DEL"]))
+        await control.xtrim(scene.broker.keys.stream(lanes["XTRIM"]), maxlen=0, approximate=False)
         # Nobody has room: it is the audit that finds them.
-        records = await ended(scene.broker, wait, REST_S)
+        waited = {how: await ended(scene.broker, rids) for how, rids in wait.items()}
         scene.let_go()
-        records = [*await ended(scene.broker, run), *records]
+        ran = {how: await ended(scene.broker, rids) for how, rids in run.items()}
         async with Load(scene.client_line.url) as load:
             pass
-        await at_rest(scene.broker)
         account = await load.account(scene.broker)
-    running = {record.state for record in records[:ROWS]}
-    waiting = {record.state for record in records[ROWS:]}
-    late_ms = [_ended_at(record) - record.accepted_at_ms for record in records[ROWS:]]
-    keep(
-        f"F9 {how}",
-        f"{how} of a lane's stream: {ROWS} requests run, {ROWS} wait",
-        f"those that ran: {', '.join(running)}; those that waited: {', '.join(waiting)}, told "
-        f"{max(late_ms) / 1000:.1f} s after their acceptance; later requests: {account}",
-        "failures visible by the deadline, later requests served",
-    )
-    assert running == {"done"}
-    assert waiting == {"failed"}
+    for how in lanes:
+        late_ms = max(ended_at_ms(record) - record.accepted_at_ms for record in waited[how])
+        keep(
+            f"F9 {how}",
+            f"{how} of a lane's stream: {ROWS} requests run, {ROWS} wait",
+            f"those that ran: {_states(ran[how])}; those that waited: {_states(waited[how])}, told "
+            f"{late_ms / 1000:.1f} s after their acceptance; later requests: {account}",
+            "failures visible by the deadline, later requests served",
+        )
+        assert _states(ran[how]) == "done"
+        assert _states(waited[how]) == "failed"
     assert not account.lost
     assert set(account.states) == {"done"}
 
 
-def _ended_at(record: Any) -> int:
-    at: int = record.end.times[2]
-    return at
+def _states(records: list[Record]) -> str:
+    return ", ".join(sorted({record.state for record in records}))
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -13,28 +11,13 @@ from chaos.server import binaries
 from faults.figures import keep
 from faults.load import Load
 from faults.scene import QUEUE, Scene, pause
+from faults.shims import compiled
 from gated_engine import GatedEngine
 from hired import Hired
 from streamfleet_common.broker import Broker
 from streamfleet_common.connections import Connections
 from topology.nodes import Node
 
-SHIM = r"""
-#define _GNU_SOURCE
-#include <dlfcn.h>
-#include <stdlib.h>
-#include <unistd.h>
-
-static void wait_for_disk(void) { usleep(1000 * atoi(getenv("SLOW_DISK_MS"))); }
-int fdatasync(int fd) {
-    wait_for_disk();
-    return ((int (*)(int))dlsym(RTLD_NEXT, "fdatasync"))(fd);
-}
-int fsync(int fd) {
-    wait_for_disk();
-    return ((int (*)(int))dlsym(RTLD_NEXT, "fsync"))(fd);
-}
-"""
 SLOW_MS = 1500
 BINARIES = binaries()
 
@@ -74,17 +57,9 @@ async def test_a_killed_server_comes_back_with_all_that_it_accepted(product: str
 # --- a slow disk
 
 
-@pytest.fixture(scope="module")
-def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A library to be loaded before the system's, under which a sync of the disk takes `SLOW_DISK_MS`."""
-    compiler = shutil.which("gcc") or shutil.which("cc")
-    if compiler is None:
-        pytest.skip("no C compiler on this machine to make a slow disk with")
-    folder = tmp_path_factory.mktemp("shim")
-    source, library = folder / "slow_disk.c", folder / "slow_disk.so"
-    source.write_text(SHIM)
-    subprocess.run([compiler, "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True, timeout=60)
-    return library
+@pytest.fixture
+def shim(tmp_path: Path) -> Path:
+    return compiled("slow_disk_shim", tmp_path)
 
 
 def slowed(program: Path, shim: Path, folder: Path, ms: int) -> Path:

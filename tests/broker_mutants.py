@@ -20,10 +20,13 @@ from common import (
     test_hand_back,
     test_leases,
     test_lost_payloads,
+    test_lost_replies,
+    test_read,
     test_release,
     test_retry,
     test_start,
     test_submit,
+    test_subscriber,
     test_suspects,
     test_sweep,
     test_take,
@@ -47,7 +50,7 @@ class Mutant:
 
     @property
     def witness(self) -> str:
-        return f"{self.caught_by.__module__.rpartition('.')[2]}.{self.caught_by.__name__}"
+        return witness(self.caught_by)
 
 
 FENCE = "and sub(record, 15, 14 + #fence) == fence"
@@ -670,9 +673,23 @@ EQUIVALENT: list[Mutant] = [
 """Faults that can make no difference, each with a test that passes in spite of it."""
 
 
+CLIENT: dict[str, Test] = {
+    "library retry on": test_lost_replies.test_a_lost_reply_of_read_is_an_error_and_never_repeated,
+    "ignore_subscribe_messages": test_subscriber.test_a_killed_connection_is_made_anew_and_all_are_told,
+    "groups are made at $": test_read.test_what_was_submitted_before_the_groups_is_read,
+}
+"""Faults in what calls Redis, not in a script; see `test_client_mutants.py`."""
+
+
+def witness(test: Test) -> str:
+    """The name of a test and its file."""
+    return f"{test.__module__.rpartition('.')[2]}.{test.__name__}"
+
+
 def table() -> str:
     """What notices which fault."""
     rows = [f"| {one.name} | `{one.script}` | `{one.witness}` |" for one in MUTANTS]
+    rows += [f"| {name} | Python | `{witness(test)}` |" for name, test in CLIENT.items()]
     return "\n".join(["| fault | script | noticed by |", "| --- | --- | --- |", *rows, ""])
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import redis
 
+from lossy_proxy import LossyProxy
 from streamfleet_common import calls
 from streamfleet_common.broker import Broker
 from streamfleet_common.connections import Connections
@@ -54,3 +55,21 @@ def raw(redis_url: str) -> Iterator[Any]:
     """A plain client, to see what is really there."""
     with redis.Redis.from_url(redis_url, protocol=2) as client:
         yield client
+
+
+@pytest.fixture
+async def proxy(redis_url: str) -> AsyncIterator[LossyProxy]:
+    async with LossyProxy(redis_url) as made:
+        yield made
+
+
+@pytest.fixture
+async def lossy(proxy: LossyProxy, raw: Any) -> AsyncIterator[Broker]:
+    """A broker behind the proxy, all of whose scripts the server knows already."""
+    connections = Connections.open(proxy.url)
+    made = Broker(connections, "q")
+    for script in made._calls._scripts.values():
+        raw.script_load(script.text)
+    await made.create_groups()
+    yield made
+    await connections.close()

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from broker_mutants import EQUIVALENT, MUTANTS, Mutant, table
+from broker_mutants import CLIENT, EQUIVALENT, MUTANTS, Mutant, table
 from queue_machine import Fleet
 from script_changes import change, changed
 from streamfleet_common.broker import Broker
@@ -49,7 +49,7 @@ async def test_some_faults_make_no_difference(broker: Broker, raw: Any, mutant: 
 def test_the_table_names_each_fault_once() -> None:
     names = [mutant.name for mutant in (*MUTANTS, *EQUIVALENT)]
     assert len(set(names)) == len(names)
-    assert len(table().splitlines()) == len(MUTANTS) + 2
+    assert len(table().splitlines()) == len(MUTANTS) + len(CLIENT) + 2
     assert set(names) >= QUICK | BEYOND
 
 

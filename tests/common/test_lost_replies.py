@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -25,7 +25,6 @@ from server_view import OTHER, RID, T, dead_of, events_of, record_of, waiting_in
 from silence import LEASE_MS, age, calm, lose_often
 from streamfleet_common.broker import Broker
 from streamfleet_common.calls import ATTEMPTS
-from streamfleet_common.connections import Connections
 from streamfleet_common.deliveries import Delivery
 from streamfleet_common.depth import Depth
 from streamfleet_common.errors import BrokerUnavailable
@@ -33,24 +32,6 @@ from streamfleet_common.schemas import LANES, Retry
 from streamfleet_common.scripts import ScriptName
 
 pytestmark = pytest.mark.usefixtures("impatient")
-
-
-@pytest.fixture
-async def proxy(redis_url: str) -> AsyncIterator[LossyProxy]:
-    async with LossyProxy(redis_url) as made:
-        yield made
-
-
-@pytest.fixture
-async def lossy(proxy: LossyProxy, raw: Any) -> AsyncIterator[Broker]:
-    """A broker behind the proxy, all of whose scripts the server knows already."""
-    connections = Connections.open(proxy.url)
-    made = Broker(connections, "q")
-    for script in made._calls._scripts.values():
-        raw.script_load(script.text)
-    await made.create_groups()
-    yield made
-    await connections.close()
 
 
 def lose(proxy: LossyProxy, broker: Broker, name: ScriptName, count: int = 1) -> bytes:

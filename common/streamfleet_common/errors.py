@@ -114,12 +114,18 @@ class Undecodable(InvalidRequest):
 
 
 class QueueFull(StreamfleetError):
-    """The queue holds `limit` accepted and unfinished requests; try again after `retry_after` seconds."""
+    """The queue takes no more now; try again after `retry_after` seconds.
+
+    `reason`: too many "requests" or "tokens" are accepted and unfinished, somebody "paused" the queue, or
+    Redis's "memory" is nearly full. `position`: how many requests would have to end first.
+    """
 
     code = "queue_full"
     retryable = True
     limit: int
     retry_after: float
+    reason: str
+    position: int
 
 
 class Conflict(StreamfleetError):

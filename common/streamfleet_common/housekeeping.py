@@ -22,16 +22,17 @@ AT_ONCE = 100
 class Housekeeping(Steps):
     """Sweep, hand back, announce."""
 
-    async def sweep(self, *, lease_ms: int = LEASE_MS) -> Swept:
+    async def sweep(self, *, lease_ms: int = LEASE_MS, lazy: bool = False) -> Swept:
         """Do what is due: end overdue requests, and give the work of silent workers to others.
 
         Everybody may sweep at any time, at odds and without a lock. Nothing is taken from anybody for one
         lease after nobody has swept for half a lease: then the server itself may have stood still.
-        `lease_ms` counts only where no worker has set one.
+        `lease_ms` counts only where no worker has set one. With `lazy`, for those of whom there are many,
+        only what is overdue is ended if somebody has swept in full within a third of a lease.
         """
         total = Swept()
         while True:
-            args = [lease_ms, AT_ONCE, _OVERDUE, _LOST_PAYLOAD, _LOST_WORKER, _DEAD]
+            args = [lease_ms, AT_ONCE, _OVERDUE, _LOST_PAYLOAD, _LOST_WORKER, _DEAD, int(lazy)]
             reply = await self._calls.script("sweep", args)
             expired, requeued, failed, dead, stray, more, grace, *waited = reply
             total = Swept(

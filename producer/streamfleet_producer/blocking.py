@@ -25,6 +25,7 @@ from streamfleet_common.cards import Card
 from streamfleet_common.depth import Depth
 from streamfleet_common.errors import Cancelled, StreamfleetError
 from streamfleet_common.schemas import Delta, End, GenerateRequest, State
+from streamfleet_common.settings import Durability
 from streamfleet_producer import client as asynchronous
 from streamfleet_producer import token_stream
 from streamfleet_producer.event_reader import MAX_BYTES, MAX_FRAMES, StreamEvent
@@ -44,6 +45,7 @@ class Settings(TypedDict, total=False):
     grace_s: float
     outage_s: float
     card_life_s: float
+    durability: Durability
 
 
 class LoopThread:

@@ -16,6 +16,7 @@ from streamfleet_common.depth import Depth
 from streamfleet_common.errors import StreamfleetError
 from streamfleet_common.records import Record
 from streamfleet_common.schemas import End, GenerateRequest, State
+from streamfleet_common.settings import Durability
 from streamfleet_common.submissions import Submitted
 from streamfleet_producer.answer import Answer, Answers, too_late
 from streamfleet_producer.catalogue import CARD_LIFE_S
@@ -40,7 +41,8 @@ class Client:
     encoded request, as the workers' own limits do. `silence_s`: after so long without a message the record is
     asked, in case one was lost. `grace_s`: how long after its deadline an answer is waited for. `outage_s`:
     how long Redis may be away while an accepted request is waited for. `card_life_s`: how long the workers'
-    cards are believed.
+    cards are believed. `durability`: what a request outlives once it is accepted (see docs/delivery.md): a
+    restart of Redis ("fast"), any crash of it ("safe"), the loss of it ("replicated").
 
     Raises:
         InvalidRequest: the queue's or the tenant's name is none.
@@ -60,6 +62,7 @@ class Client:
         grace_s: float = GRACE_S,
         outage_s: float = OUTAGE_S,
         card_life_s: float = CARD_LIFE_S,
+        durability: Durability = "fast",
     ) -> None:
         self._intake = Intake(queue, tenant, secret, max_request_bytes)
         self.url = url
@@ -68,6 +71,7 @@ class Client:
         self._max_connections = max_connections
         self._patience = Patience(silence_s, grace_s, outage_s)
         self._card_life_s = card_life_s
+        self._durability: Durability = durability
         self._link: Link | None = None
 
     # --- life
@@ -82,6 +86,7 @@ class Client:
                 self.tenant,
                 patience=self._patience,
                 card_life_s=self._card_life_s,
+                durability=self._durability,
             )
         return self
 

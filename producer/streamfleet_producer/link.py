@@ -21,6 +21,7 @@ from streamfleet_common.errors import (
 from streamfleet_common.listeners import Listener
 from streamfleet_common.records import Record
 from streamfleet_common.schemas import End, State
+from streamfleet_common.settings import Durability
 from streamfleet_common.submissions import Submission, Submitted
 from streamfleet_common.subscriber import Subscriber
 from streamfleet_producer.catalogue import Catalogue
@@ -65,12 +66,13 @@ class Link:
         *,
         patience: Patience,
         card_life_s: float,
+        durability: Durability = "fast",
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self.queue = queue
         self.tenant = tenant
         self.patience = patience
-        self.broker = Broker(connections, queue)
+        self.broker = Broker(connections, queue, durability=durability)
         self._channels = self.broker.keys.channel(tenant, "")
         self.catalogue = Catalogue(self.broker, queue, life_s=card_life_s)
         self.submits: Coalescer[Submission, Submitted] = Coalescer(self._submit)
@@ -137,7 +139,8 @@ class Link:
         Raises:
             QueueFull, Conflict: it was not accepted.
             Cancelled: the link was closed; the request is cancelled.
-            BrokerUnavailable: Redis cannot be reached. It may have been accepted all the same.
+            BrokerUnavailable: Redis cannot be reached, or does not confirm what `durability` asks for. It may
+                have been accepted all the same.
         """
         if self.is_closed:
             raise closed()
@@ -224,7 +227,7 @@ class Link:
             await asyncio.shield(self.cancels.put(rid))
 
     async def _sweep(self, asked: Sequence[None]) -> Sequence[None]:
-        await self.broker.sweep()
+        await self.broker.sweep(lazy=True)
         return asked
 
     async def close(self) -> None:

@@ -2,7 +2,8 @@
 -- Everybody's housekeeping: end what is overdue, take work from owners who fell silent, look for requests
 -- whose entry was lost. No lock: whoever comes first does it.
 -- ARGV: lease in ms (used unless the queue's control hash sets one), how many of each kind at once, then the
--- end events: overdue, lost payload, not to be tried again, dead.
+-- end events: overdue, lost payload, not to be tried again, dead; then 1 to do no more than end what is overdue,
+-- if somebody has looked after the rest within a third of a lease.
 -- Replies numbers: overdue, requeued, failed, dead, stray, whether there may be more, grace (1: nothing was
 -- taken, since nobody has swept for too long to tell a silent owner from a silent server), then how many ms the
 -- oldest waiting request of each lane (high, normal, bulk) has waited, 0 if none waits.
@@ -11,8 +12,8 @@ local limit = tonumber(ARGV[2])
 local events = {ARGV[4], ARGV[5], ARGV[6]}
 local now = clock()
 local at = tonumber(now)
-local last, grace_until, audited, seen_at, seen_ended, ended_now, cleaned =
-  unpack(call('HMGET', T .. ':sweep', 'last', 'grace_until', 'audited', 'rate_at', 'rate_ended', 'ended', 'cleaned'))
+local last, grace_until, audited, seen_at, seen_ended, ended_now, cleaned, full_at = unpack(call('HMGET',
+  T .. ':sweep', 'last', 'grace_until', 'audited', 'rate_at', 'rate_ended', 'ended', 'cleaned', 'full'))
 local notes = {'last', now}
 local counts = {requeued = 0, failed = 0, dead = 0, stray = 0}
 local more = 0
@@ -50,6 +51,11 @@ settle()
 ended = {rids = {}, entries = {}, later = {}, tokens = 0}
 
 local grace = at < tonumber(grace_until or 0)
+if ARGV[7] == '1' and at - tonumber(full_at or 0) < lease / 3 then
+  return {#overdue, 0, 0, 0, 0, more, grace and 1 or 0, 0, 0, 0}
+end
+notes[#notes + 1] = 'full'
+notes[#notes + 1] = now
 if not grace then
   local keep = call('HGET', T .. ':control', 'dead_payload') == '1'
   for letter in pairs(STREAMS) do

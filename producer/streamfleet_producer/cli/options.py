@@ -12,6 +12,7 @@ import typer
 from streamfleet_common.connections import redacted
 from streamfleet_common.errors import InvalidRequest, ModelNotFound
 from streamfleet_common.schemas import ChatMessage, GenerateRequest, Lane, Sampling
+from streamfleet_common.settings import FleetSettings, read
 from streamfleet_producer.client import Client
 
 DEFAULT_URL = "redis://localhost:6379/0"
@@ -113,5 +114,5 @@ async def open_client(redis_url: str, queue: str | None) -> AsyncIterator[Client
         if len(names) > 1:
             raise InvalidRequest(f"there are several queues: choose one with --queue ({', '.join(names)})")
         queue = names[0]
-    async with Client(redis_url, queue) as client:
+    async with Client(redis_url, queue, durability=read(FleetSettings).durability) as client:
         yield client

@@ -271,3 +271,20 @@ async def test_a_sweep_of_nothing(broker: Broker, raw: Any) -> None:
     assert set(everything(raw)) == before
     assert pending_in(raw, "normal") == []
     assert consumers_of(raw, "normal") == []
+
+
+async def test_of_many_who_sweep_only_one_looks_after_everything(broker: Broker, raw: Any) -> None:
+    await begin(broker, submission(rid=RID))
+    age(raw)
+    calm(raw)
+    raw.hset(f"{T}:sweep", "full", now_ms(raw) - LEASE_MS // 4)
+    await broker.submit([submission(rid=OTHER)])
+    raw.zadd(f"{T}:open", {OTHER: 1})
+    swept = await broker.sweep(lease_ms=LEASE_MS, lazy=True)
+    assert (swept.requeued, record_of(raw).state) == (0, "running")
+    # What is overdue does not wait for anybody.
+    assert (swept.expired, record_of(raw, OTHER).state) == (1, "expired")
+
+    raw.hset(f"{T}:sweep", "full", now_ms(raw) - LEASE_MS // 2)
+    assert (await broker.sweep(lease_ms=LEASE_MS, lazy=True)).requeued == 1
+    assert (await broker.sweep(lease_ms=LEASE_MS, lazy=True)).requeued == 0

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+
 import pytest
 
 from hand_worker import HandWorker
-from streamfleet_producer import Client, GenerateRequest, InvalidRequest, QueueFull, Retry
+from streamfleet_common.settings import Durability
+from streamfleet_producer import BrokerUnavailable, Client, GenerateRequest, InvalidRequest, QueueFull, Retry
 
 REQUEST = GenerateRequest(prompt="hello", max_tokens=8)
 
@@ -105,3 +108,37 @@ async def test_a_queue_that_takes_no_more_says_why_where_and_for_how_long(
         assert 0.1 <= error.retry_after <= 30
         assert error.retryable
     assert (await fleet.depth()).open == 1
+
+
+# --- durability
+
+
+@pytest.fixture
+async def unsynced(worker: HandWorker) -> AsyncIterator[None]:
+    """A server without a replica, and without an append-only file."""
+    await worker.redis.config_set("appendonly", "no")
+    yield
+    await worker.redis.config_set("appendonly", "yes")
+
+
+@pytest.fixture
+async def synced(worker: HandWorker) -> AsyncIterator[None]:
+    """A server that syncs its append-only file with each write."""
+    await worker.redis.config_set("appendfsync", "always")
+    yield
+    await worker.redis.config_set("appendfsync", "everysec")
+
+
+@pytest.mark.usefixtures("unsynced")
+@pytest.mark.parametrize("durability", ["safe", "replicated"])
+async def test_an_accept_that_nobody_confirms_is_none(redis_url: str, durability: Durability) -> None:
+    async with Client(redis_url, queue="q", durability=durability) as fleet:
+        with pytest.raises(BrokerUnavailable, match="may have been accepted") as caught:
+            await fleet.submit(REQUEST, idempotency_key="k")
+    assert caught.value.reason == "not_durable"
+
+
+@pytest.mark.usefixtures("synced")
+async def test_a_file_that_is_synced_confirms(redis_url: str) -> None:
+    async with Client(redis_url, queue="q", durability="safe") as fleet:
+        assert (await fleet.submit(REQUEST)).state == "queued"

@@ -73,14 +73,17 @@ class Play:
             loss = Loss(run.victim, "kill" if point.signal == "KILL" else "stop")
             await self.observer.lost(loss)
             run.begun = dict(loss.held)
-            survivor = self._worker()
-            run.survivor = await survivor.ready()
+            rids = list(run.history.orders)
             if point.signal == "STOP":
                 await eventually_so(lambda: self._is_past(lost_at_ms), "three leases")
                 # A server that was busy gives everybody one lease more.
-                await eventually(lambda: loss.freed_ms.keys() == loss.held.keys(), "another owner")
+                await eventually(lambda: loss.freed_ms.keys() == loss.held.keys(), "the loss of its work")
+            survivor = self._worker()
+            run.survivor = await survivor.ready()
+            if point.signal == "STOP":
+                # It wakes up while the other one is in the middle of what was its own.
+                await eventually_so(self._survivor_has_begun, "another owner")
                 victim.signal(signal.SIGCONT)
-            rids = list(run.history.orders)
             run.ends = dict(zip(rids, await ends(self.broker, rids), strict=True))
             await self._dismiss(victim, survivor)
         finally:
@@ -128,6 +131,10 @@ class Play:
 
     async def _is_past(self, lost_at_ms: int) -> bool:
         return await self._now_ms() >= lost_at_ms + PAUSE_LEASES * LEASE_S * 1000
+
+    async def _survivor_has_begun(self) -> bool:
+        found = await self.broker.status(list(self.run.history.orders), "default")
+        return all(one is not None and (one.end or one.owner == self.run.survivor) for one in found)
 
     async def _dismiss(self, victim: WorkerProcess, survivor: WorkerProcess) -> None:
         for process in (victim, survivor):

@@ -114,7 +114,10 @@ class Nursery:
             [sys.executable, "-m", "delivery.nursery"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={**theirs, "PYTHONPATH": str(TESTS)},
+            env={
+                **theirs,
+                "PYTHONPATH": os.pathsep.join(filter(None, [str(TESTS), theirs.get("PYTHONPATH")])),
+            },
         )
         self._reader = threading.Thread(target=self._read, name="nursery", daemon=True)
 

@@ -555,12 +555,12 @@ async def test_what_it_never_heard_of_goes_back_with_the_rest(
     await eventually(lambda: len(hired.engine.added) == 1, "a full batch")
     rids = await submit(broker, ["ECHO 2"] * 2)
     # Replies that were lost: one request was given to it, another one begun in its name.
-    unread, begun = await broker.read("w1", ["normal"], 2, block_ms=None)
+    _, begun = await broker.read("w1", ["normal"], 2, block_ms=None)
     await broker.start("w1", [begun], Start(worker="w1", model="m"))
+    # Or it would find them in time.
+    hired.worker._intake.room = lambda: 0  # type: ignore[method-assign]
     hired.engine.is_open = True
-    hired.worker._intake.room = lambda: 0  # type: ignore[method-assign] (or it would find them)
-    hired.worker.stop()
-    await hired.ended()
+    await hired.drained()
     for rid in rids:
         found = await record(broker, rid)
         assert (found.state, found.owner, found.crashes) == ("queued", "", 0)

@@ -12,10 +12,10 @@ import redis
 
 from chaos.proxy import ChaosProxy
 from chaos.server import ChaosServer
-from delivery.texts import echo
 from eventually import eventually
 from gated_engine import GatedEngine
 from hired import Hired, ends, eventually_so, record, submit
+from hired_view import echo
 from streamfleet_common import calls
 from streamfleet_common.broker import Broker
 from streamfleet_common.connections import Connections

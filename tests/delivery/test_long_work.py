@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import redis
 
-from delivery.texts import echo
 from eventually import eventually
 from gated_engine import GatedEngine
 from hired import Hired, end, ends, eventually_so, record, submit
+from hired_view import echo
 from server_view import assert_drained, events_of, pending_in
 from streamfleet_common.broker import Broker
 from streamfleet_common.errors import GenerationFailed

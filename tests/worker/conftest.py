@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
+import redis
 import structlog
 
 from gated_engine import GatedEngine
@@ -36,6 +37,13 @@ async def broker(redis_url: str) -> AsyncIterator[Broker]:
     connections = Connections.open(redis_url)
     yield Broker(connections, "q")
     await connections.close()
+
+
+@pytest.fixture
+def raw(redis_url: str) -> Iterator[redis.Redis]:
+    """A plain client, to see what is really there."""
+    with redis.Redis.from_url(redis_url, protocol=2) as client:
+        yield client
 
 
 @pytest.fixture

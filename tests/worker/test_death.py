@@ -1,0 +1,104 @@
+"""A worker of which a part dies or hangs: its requests are handed back, and that counts."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from eventually import eventually
+from gated_engine import GatedEngine
+from hired import Hired, end, ends, record, submit
+from hired_view import echo
+from streamfleet_common.broker import Broker
+from streamfleet_common.errors import GenerationFailed
+from streamfleet_common.schemas import Retry
+
+Hire = Callable[..., Awaitable[Hired]]
+
+
+async def test_an_engine_that_dies_gives_back_what_it_ran_and_its_death_counts(
+    broker: Broker, hire: Hire
+) -> None:
+    hired = await hire(GatedEngine(is_open=False), drain_timeout_s=3600.0)
+    rids = await submit(broker, ["ECHO 50"] * 5, stream=True) + await submit(broker, ["ECHO 50"] * 3)
+    await eventually(lambda: len(hired.engine.added) == 8, "a full batch")
+    later = await submit(broker, ["ECHO 50"])
+    hired.engine.broken = MemoryError("out of cache")
+    with pytest.raises(GenerationFailed, match=r"engine died .*out of cache"):
+        await hired.ended()
+    for rid in rids:
+        found = await record(broker, rid)
+        assert (found.state, found.crashes, found.solo_losses, found.attempts) == ("queued", 1, 0, 1)
+    (waiting,) = later
+    assert (await record(broker, waiting)).crashes == 0
+    assert await broker.cards() == []
+    assert not hired.worker.abandoned
+    await hire()
+    assert {answer.text for answer in await ends(broker, rids + later)} == {echo(50)}
+
+
+async def test_an_engine_that_dies_in_a_drain_ends_the_drain(broker: Broker, hire: Hire) -> None:
+    hired = await hire(GatedEngine(is_open=False), drain_timeout_s=3600.0)
+    (rid,) = await submit(broker, ["ECHO 50"])
+    await eventually(lambda: len(hired.engine.added) == 1, "its turn")
+    hired.worker.stop()
+    await eventually(lambda: hired.worker.vitals.state == "draining", "the drain")
+    hired.engine.broken = ValueError("odd")
+    with pytest.raises(GenerationFailed, match="engine died"):
+        await hired.ended()
+    found = await record(broker, rid)
+    assert (found.state, found.crashes) == ("queued", 1)
+
+
+async def test_an_engine_that_hangs_gives_back_what_it_ran_and_its_death_counts(
+    broker: Broker, hire: Hire
+) -> None:
+    engine = GatedEngine()
+    hired = await hire(engine, step_limit_s=0.2, drain_timeout_s=3600.0)
+    (rid,) = await submit(broker, ["ECHO 3"])
+    await end(broker, rid)
+    engine.hang()
+    (rid,) = await submit(broker, ["ECHO 3"])
+    with pytest.raises(GenerationFailed, match=r"pulse died .*one step for over 0\.2 s"):
+        await hired.ended()
+    found = await record(broker, rid)
+    assert (found.state, found.crashes) == ("queued", 1)
+    assert hired.worker.abandoned
+    assert await broker.cards() == []
+    engine.freed.set()
+
+
+async def test_requests_fail_for_now_and_are_tried_again(broker: Broker, hire: Hire) -> None:
+    await hire(lease_s=2.0)
+    once, always = await submit(broker, ["ECHO 3 RETRY@1:1", "ECHO 3 RETRY@1"], retry=Retry(backoff_ms=0))
+    answer = await end(broker, once)
+    assert (answer.state, answer.text, answer.attempt) == ("done", echo(3), 2)
+    answer = await end(broker, always)
+    assert (answer.state, answer.attempt) == ("failed", 3)
+
+
+@pytest.mark.parametrize("part", ["publisher", "consumer", "sweeps", "leases"])
+async def test_a_part_that_dies_ends_the_worker(
+    broker: Broker, hire: Hire, part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("streamfleet_worker.worker.LAST_WORDS_S", 0.1)
+    hired = await hire(GatedEngine(is_open=False), drain_timeout_s=3600.0, lease_s=0.4)
+    (rid,) = await submit(broker, ["ECHO 5"], stream=True)
+    await eventually(lambda: len(hired.engine.added) == 1, "its turn")
+
+    async def broken(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("ours")
+
+    name = {"publisher": "emit", "consumer": "read", "sweeps": "sweep", "leases": "renew"}[part]
+    monkeypatch.setattr(Broker, name, broken)
+    hired.engine.is_open = True
+    await eventually(lambda: hired.worker.vitals.fault is not None, "the fault")
+    assert "ZeroDivisionError" in (hired.worker.vitals.unhealthy() or "")
+    with pytest.raises(GenerationFailed, match=f"the {part} died"):
+        await hired.ended()
+    if part == "publisher":
+        found = await record(broker, rid)
+        assert (found.state, found.crashes) == ("queued", 1), "what could not be told is somebody else's"
+    else:
+        assert (await end(broker, rid)).text == echo(5), "what ran was finished"

@@ -14,6 +14,8 @@ from gated_engine import GatedEngine
 from hired import Hired
 from streamfleet_common.broker import Broker
 from streamfleet_common.connections import Connections
+from streamfleet_worker import consumer as consumer_module
+from stub_queue import Post, StubQueue
 
 
 @pytest.fixture(autouse=True)
@@ -59,3 +61,18 @@ async def hire(redis_url: str) -> AsyncIterator[Callable[..., Awaitable[Hired]]]
     yield hire_one
     for hired in crew:
         await hired.dismiss()
+
+
+@pytest.fixture
+def queue() -> StubQueue:
+    return StubQueue()
+
+
+@pytest.fixture
+async def post(queue: StubQueue, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Post]:
+    monkeypatch.setattr(consumer_module, "MAX_BACKOFF_S", 0.01)
+    made = Post(queue)
+    yield made
+    made.consumer.stop()
+    if made.task is not None:
+        await made.task

@@ -86,7 +86,6 @@ class Observer:
         try:
             found: Any = await self._eye.eval(_LOOK, 1, self.keys.tag, *WORK_STREAMS)
         except (RedisError, OSError):
-            await self._eye.connection_pool.disconnect()
             return None
         now, depth, limit, waiting, later, grace_until, running = found
         rows = [tuple(value.decode() for value in row) for row in running]

@@ -14,7 +14,6 @@ from typing import Any, Self
 import redis.asyncio
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import RedisError
 
 from streamfleet_common.embedded import EmbeddedBroker
 from streamfleet_common.embedded_binary import ServerBinary
@@ -86,7 +85,7 @@ class ChaosServer:
     async def kill(self) -> None:
         """SIGKILL, as a crash would."""
         await asyncio.to_thread(self._broker.kill)
-        await self.control.connection_pool.disconnect()
+        await self.control.connection_pool.disconnect(inuse_connections=False)
 
     async def terminate(self) -> None:
         """SIGTERM, as an operator would."""
@@ -94,7 +93,7 @@ class ChaosServer:
         async with asyncio.timeout(STARTED_LIMIT_S):
             while self.is_alive:  # noqa: ASYNC110 (it has no event for us)
                 await asyncio.sleep(0.01)
-        await self.control.connection_pool.disconnect()
+        await self.control.connection_pool.disconnect(inuse_connections=False)
 
     async def start(self) -> None:
         """Start it again, on the port and the data that it had; returns once it answers."""
@@ -121,8 +120,4 @@ class ChaosServer:
         return sum(int(client["id"]) != own for client in listed)
 
     async def _command(self, *words: str) -> Any:
-        try:
-            return await self.control.execute_command(*words)  # type: ignore[no-untyped-call]
-        except RedisError:
-            await self.control.connection_pool.disconnect()
-            raise
+        return await self.control.execute_command(*words)  # type: ignore[no-untyped-call]

@@ -288,6 +288,17 @@ async def test_cancelling_a_running_one_shot_frees_its_row_at_the_next_renewal(
     assert (await end(broker, one_shot)).state == "cancelled"
 
 
+async def test_when_all_are_cancelled_none_is_shown_as_running(broker: Broker, hire: Hire) -> None:
+    hired = await hire(GatedEngine(is_open=False, max_batch_size=4), lease_s=2.0)
+    rids = await submit(broker, ["ECHO 1000"] * 4)
+    hired.engine.allowed = 1
+    await eventually(lambda: hired.metric("num_requests_running") == 4, "a full batch")
+    await broker.cancel(rids, "default")
+    # No step comes after it that would say so.
+    await eventually(lambda: hired.metric("num_requests_running") == 0, "an empty one")
+    assert hired.engine.taken == 1
+
+
 async def test_cancelled_while_being_prepared_it_never_reaches_the_engine(broker: Broker, hire: Hire) -> None:
     hired = await hire(lease_s=2.0)
     (slow,) = await submit(broker, [SLOW])

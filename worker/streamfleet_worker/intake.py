@@ -57,6 +57,11 @@ class Intake:
         """Whether the thread that prepares is at work, wanted or not."""
         return self._job is not None and not self._job.done()
 
+    @property
+    def admitted(self) -> int:
+        """Requests that were put into the engine, and have neither ended there nor been dropped."""
+        return len(self._admitted)
+
     def room(self) -> int:
         """How many more requests would run now."""
         size = self._engine_thread.info.max_batch_size

@@ -313,11 +313,19 @@ class Worker:
             self.metrics.stepped(report)
             self._intake.stepped(report.step.outputs)
             self._publisher.take(report.step.outputs)
+        self._settle()
         self._wake()
 
     def _forget(self, keys: list[Key]) -> None:
         self._intake.drop(keys)
+        self._settle()
         self._wake()
+
+    def _settle(self) -> None:
+        # What the engine is to forget may need no further step, which would say so.
+        if self._intake.admitted == 0:
+            self.metrics.running.set(0)
+            self.metrics.waiting.set(0)
 
     def _wake(self) -> None:
         self._consumer.wake()

@@ -94,6 +94,7 @@ CASES: dict[str, tuple[str, ...]] = {
     ),
     "A14": (
         f"{_PROCESSES}::test_a_request_that_takes_its_worker_down_ends_alone",
+        f"{_PROCESSES}::test_under_a_supervisor_too",
         f"{_SUSPECTS}::test_the_way_of_a_poison",
         f"{_SUSPECTS}::test_losses_in_company_convict_nobody",
         "tests/faults/test_poison.py::test_poison_dies_alone_and_takes_nobody_along",

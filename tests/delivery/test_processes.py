@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import signal
-from collections.abc import Callable
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 
 import pytest
 import redis
@@ -153,6 +156,37 @@ async def test_a_request_that_takes_its_worker_down_ends_alone(
     assert letter["rid"].decode() == ticket.id
     assert "payload" not in letter, "nobody has asked for prompts in the dead letters"
     assert_drained(raw)
+
+
+@pytest.fixture
+def supervisor(redis_url: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A supervisor of three workers; told to end after the test, which it must do in order."""
+    settings = {"REDIS_URL": redis_url, "QUEUE": "q", "ENGINE": "scripted", "WORKERS": "3"}
+    environment = os.environ | {f"STREAMFLEET_{name}": value for name, value in settings.items()}
+    command = [sys.executable, "-m", "streamfleet_worker"]
+    with subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL) as process:
+        yield process
+        process.terminate()
+        assert process.wait(20) == 0
+
+
+@pytest.mark.slow
+async def test_under_a_supervisor_too(
+    broker: Broker, supervisor: subprocess.Popen[bytes], raw: redis.Redis
+) -> None:
+    await eventually_so(lambda: _serve(broker, 3), "three workers")
+    (poison,) = await submit(broker, ["ECHO 9 TICK 25 CRASH@8"])
+    rids = await submit(broker, ["ECHO 10 TICK 10"] * 49)
+    assert {answer.state for answer in await ends(broker, [poison, *rids])} == {"dead", "done"}
+    found = await record(broker, poison)
+    assert (found.state, found.crashes, found.solo_losses) == ("dead", 4, 2)
+    assert [letter["rid"].decode() for letter in dead_of(raw)] == [poison]
+    assert supervisor.poll() is None
+    assert_drained(raw)
+
+
+async def _serve(broker: Broker, count: int) -> bool:
+    return len(await broker.cards()) == count
 
 
 class Post:

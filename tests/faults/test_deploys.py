@@ -48,14 +48,10 @@ async def test_workers_that_drain_one_after_the_other_cost_nobody_anything(times
     assert account.crashes == 0
 
 
-@pytest.mark.parametrize(
-    "times",
-    [
-        pytest.param(1, id="quick"),
-        pytest.param(20, id="long", marks=[pytest.mark.slow, pytest.mark.timeout(300)]),
-    ],
-)
-async def test_a_supervisor_that_replaces_its_workers_costs_nobody_anything(times: int) -> None:
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+async def test_a_supervisor_that_replaces_its_workers_costs_nobody_anything() -> None:
+    times = 20
     async with Fleet(0) as fleet:
         supervisor = ChaosWorker(fleet.server.url, settings(workers=WORKERS))
         try:

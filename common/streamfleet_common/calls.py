@@ -213,7 +213,9 @@ class Calls:
         script = self._scripts[name]
         if durable and self._confirmation.is_needed:
             return await self.ask(lambda: self._durably(redis, script, args), client=redis, budget_s=budget_s)
-        return await self.ask(lambda: script.call(redis, self._tag, args), client=redis, budget_s=budget_s)
+        line = self._connections.line(redis)
+        execute = redis.execute_command if line is None else line.call
+        return await self.ask(lambda: script.call(execute, self._tag, args), client=redis, budget_s=budget_s)
 
     async def _durably(self, redis: Redis, script: Script, args: Sequence[Any]) -> Any:
         run = self._confirmation.run

@@ -35,6 +35,7 @@ from redis.exceptions import MaxConnectionsError, ReadOnlyError, RedisError, Res
 from redis.maint_notifications import MaintNotificationsConfig
 
 from streamfleet_common.errors import BrokerUnavailable
+from streamfleet_common.line import Line
 
 BLOCK_MS = 500
 """How long a read waits for work. Short, so that a drain is never long, and no ghost reader lives long."""
@@ -72,6 +73,15 @@ class Connections:
     reader: Redis
     pubsub: Redis
     reserve: Redis | None = None
+    _lines: dict[Redis, Line] = field(default_factory=dict)
+
+    def line(self, client: Redis) -> Line | None:
+        """The line on which scripts of this client go, if its connections are of ours."""
+        line = self._lines.get(client)
+        if line is None and isinstance(client.connection_pool, Pool) and Line.suits(client.connection_pool):
+            timeout_s = client.connection_pool.connection_kwargs["socket_timeout"]
+            line = self._lines[client] = Line(client.connection_pool, timeout_s)
+        return line
 
     @property
     def leases(self) -> Redis:
@@ -116,6 +126,8 @@ class Connections:
 
         Those in use end with what they do now; the subscription, which never ends, at once.
         """
+        for line in self._lines.values():
+            line.renew()
         for client in {self.commands, self.reader, self.leases}:
             if isinstance(client.connection_pool, Pool):
                 await client.connection_pool.drop()
@@ -124,6 +136,8 @@ class Connections:
             await self.pubsub.connection_pool.drop(in_use=True)
 
     async def close(self) -> None:
+        for line in self._lines.values():
+            await line.close()
         for client in {self.commands, self.reader, self.pubsub, self.leases}:
             await client.aclose(close_connection_pool=True)
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any, Literal
 
-from redis.asyncio import Redis
 from redis.exceptions import NoScriptError
 
 ScriptName = Literal[
@@ -50,9 +49,9 @@ class Script:
         text = f"{first}\n{body}" if flags else body
         return cls(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
 
-    async def call(self, redis: Redis, tag: str, args: Sequence[Any]) -> Any:
+    async def call(self, execute: Callable[..., Awaitable[Any]], tag: str, args: Sequence[Any]) -> Any:
         """Run it on the keys under `tag`, by its name where the server knows it already."""
         try:
-            return await redis.evalsha(self.sha, 1, tag, *args)
+            return await execute("EVALSHA", self.sha, 1, tag, *args)
         except NoScriptError:
-            return await redis.eval(self.text, 1, tag, *args)
+            return await execute("EVAL", self.text, 1, tag, *args)

@@ -137,6 +137,15 @@ class Fleet(Checked):
         self.submit_all([submission(**wants) for wants in many])
         self.take(owner, STREAMS, 6)
 
+    @rule(owner=OWNER, wants=WANTS, units=st.integers(0, 1))
+    def linger(self, owner: str, wants: dict[str, Any], units: int) -> None:
+        """What was read is begun late, and twice at once."""
+        self.submit_all([submission(**wants)])
+        known = len(self.entries)
+        self.read(owner, list(STREAMS), 2)
+        self.advance(units)
+        self.start(owner, [*range(len(self.entries) - known)] * 2)
+
     def claim(self, at: int, change: str) -> tuple[Delivery, Request, Item | None] | None:
         """A delivery that somebody was given, or one that pretends to be."""
         if not self.deliveries:
@@ -268,7 +277,10 @@ class Fleet(Checked):
                 self.fall_silent((owner, heir)[number % 2], 24)
             else:
                 self.hand_back((owner, heir)[number % 2], True)
-            self.take((heir, owner)[number % 2], STREAMS if number < times - 1 else last, 6)
+            if number < times - 1:
+                self.take((heir, owner)[number % 2], STREAMS, 6)
+        for other in OWNERS:
+            self.take(other, last, 1)
 
     @rule(units=st.sampled_from([1, 1, 3, 6, 12]))
     def advance(self, units: int) -> None:

@@ -72,7 +72,7 @@ class Replay(Fleet):
 @pytest.mark.parametrize(
     ("depth", "least", "sample"),
     [
-        pytest.param(6, 500, 40, id="quick"),
+        pytest.param(6, 500, 20, id="quick"),
         pytest.param(10, 5000, 400, id="long", marks=[pytest.mark.slow, pytest.mark.timeout(900)]),
     ],
 )

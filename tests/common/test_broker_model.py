@@ -14,7 +14,7 @@ QUIET = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too
 @pytest.mark.parametrize(
     ("examples", "steps"),
     [
-        pytest.param(40, 30, id="quick"),
+        pytest.param(25, 30, id="quick"),
         pytest.param(600, 60, id="long", marks=[pytest.mark.slow, pytest.mark.timeout(1800)]),
     ],
 )

@@ -16,10 +16,23 @@ from streamfleet_common.broker import Broker
 from streamfleet_common.errors import BrokerUnavailable
 
 NOTICED = (AssertionError, ValueError, KeyError, TypeError)
-QUICK = {"finish without a fence", "MAXLEN on a lane", "suspects never run alone"}
+QUICK = {"start twice in a batch", "finish twice in a batch"}
 """The others take the model some seconds each."""
-BEYOND: set[str] = set()
-"""What the model does not know: it has neither cards nor consumers, and no limit of tokens."""
+BEYOND = {
+    "one token too few",
+    "a large request never comes in",
+    "a paused queue goes on",
+    "a crowded server takes more",
+    "a group is made at $",
+    "the pause grows without end",
+    "nobody is asked to drain",
+    "dead letters keep every payload",
+    "a consumer goes with what it holds",
+    "the lease of the workers is not known",
+    "the audit robs the living",
+    "idle consumers go with what they hold",
+}
+"""What the model does not know: it has no cards, consumers, limits of tokens, operators and long pauses."""
 
 
 async def run(mutant: Mutant, broker: Broker, raw: Any) -> None:

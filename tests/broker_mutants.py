@@ -235,8 +235,8 @@ START: list[Mutant] = [
     Mutant(
         "a pause ends with a sweep only",
         "start",
-        "  wake(now, count)\n  local suspects",
-        "  local suspects",
+        "    back.wake(now, count)",
+        "",
         test_retry.test_it_comes_back_after_its_pause,
         {"by": "take"},
     ),
@@ -615,7 +615,7 @@ SWEEP: list[Mutant] = [
     Mutant(
         "a pause never ends by itself",
         "sweep",
-        "wake(now, limit)",
+        "back.wake(now, limit)",
         "",
         test_retry.test_it_comes_back_after_its_pause,
         {"by": "sweep"},

@@ -7,7 +7,8 @@ local now = clock()
 if ARGV[3] == '0' then
   call('HDEL', T .. ':workers', ARGV[1])
   call('HDEL', T .. ':control', 'drain:' .. ARGV[1])
-  for letter in pairs(STREAMS) do forget(letter, ARGV[1]) end
+  local back = recovery()
+  for letter in pairs(STREAMS) do back.forget(letter, ARGV[1]) end
   return tonumber(now)
 end
 call('HSET', T .. ':workers', ARGV[1], string.format('%.0f', now + ARGV[3]) .. '|' .. ARGV[2])

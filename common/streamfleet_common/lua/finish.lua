@@ -36,7 +36,8 @@ for i, rid in ipairs(rids) do
     if letter == 'T' then
       letter = 'F'
       local crashes, solo = match(record, '^[^|]*|[^|]*|[^|]*|[^|]*|[^|]*|[^|]*|(%d+)|(%d+)|')
-      outcome = again(rid, record, crashes, solo, FAILURES, true, ARGV[at + 3], now)
+      local back = recovery()
+      outcome = back.again(rid, record, crashes, solo, back.failures, true, ARGV[at + 3], now)
       if outcome == 'unfound' then terminal(rid, record, 'F', ARGV[at + 3], now) end
     else
       terminal(rid, record, letter, ARGV[at + 3], now)

@@ -3,20 +3,21 @@
 -- ARGV: owner, 1 if it died by itself (that counts against what it ran), how many at once, then the end
 -- events of a request without payload, one that may not be tried again, and a dead one.
 -- Replies how many were taken; there may be more of them if it is the number asked for.
+local back = recovery()
 local owner, counted, limit = ARGV[1], ARGV[2] == '1', tonumber(ARGV[3])
 local now = clock()
 local keep = call('HGET', T .. ':control', 'dead_payload') == '1'
 local taken = 0
 for letter in pairs(STREAMS) do
-  local eids = pending(letter, 0, limit - taken, owner)
+  local eids = back.pending(letter, 0, limit - taken, owner)
   taken = taken + #eids
-  recover(letter, eids, counted, {ARGV[4], ARGV[5], ARGV[6]}, keep, now, {})
+  back.recover(letter, eids, counted, {ARGV[4], ARGV[5], ARGV[6]}, keep, now, {})
   if taken >= limit then break end
 end
 settle()
 if taken < limit then
   call('HDEL', T .. ':workers', owner)
   call('HDEL', T .. ':control', 'drain:' .. owner)
-  for letter in pairs(STREAMS) do forget(letter, owner) end
+  for letter in pairs(STREAMS) do back.forget(letter, owner) end
 end
 return taken

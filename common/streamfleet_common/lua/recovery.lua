@@ -1,4 +1,7 @@
 -- How a request goes back: to its lane, to wait for its next try, to run alone, or to its end.
+-- Made only when it is needed: what most calls do without would cost them as much as all the rest.
+local function recovery()
+
 local MAX_SOLO = 2 -- so many workers lost while they ran nothing else convict a request
 local COMPANY = 2 -- from so many lost workers on it runs alone
 local FAILURES = 3 -- tries in all after retryable failures, where the request says nothing
@@ -166,4 +169,10 @@ local function forget(letter, consumer)
   local key = T .. STREAMS[letter]
   local found = redis.pcall('XPENDING', key, 'w', '-', '+', 1, consumer)
   if not found.err and #found == 0 then redis.pcall('XGROUP', 'DELCONSUMER', key, 'w', consumer) end
+end
+
+return {
+  again = again, wake = wake, bury = bury, recover = recover, pending = pending, forget = forget, enqueue = enqueue,
+  entry_fields = entry_fields, failures = FAILURES,
+}
 end

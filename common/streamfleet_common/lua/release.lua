@@ -3,6 +3,7 @@
 -- ARGV: end event of one that may not be begun again, then rid, place, fence (`|epoch|place|owner|`, or nothing
 -- for one that was only read) for each.
 -- Replies ok or lost for each.
+local back = recovery()
 local now = clock()
 local rids = {}
 for at = 2, #ARGV, 3 do rids[#rids + 1] = ARGV[at] end
@@ -18,13 +19,13 @@ for i, rid in ipairs(rids) do
   replies[i] = 'lost'
   if deadline and its_place == place then
     if owner == '' then
-      local _, payload = entry_fields(sub(place, 1, 1), sub(place, 2))
+      local _, payload = back.entry_fields(sub(place, 1, 1), sub(place, 2))
       if payload then
-        enqueue(rid, deadline, epoch, place, started, attempts, crashes, solo, meta, payload)
+        back.enqueue(rid, deadline, epoch, place, started, attempts, crashes, solo, meta, payload)
         replies[i] = 'ok'
       end
     elseif fence ~= '' and sub(record, 15, 14 + #fence) == fence then
-      if again(rid, record, crashes, solo, 0, false, ARGV[1], now) ~= 'unfound' then replies[i] = 'ok' end
+      if back.again(rid, record, crashes, solo, 0, false, ARGV[1], now) ~= 'unfound' then replies[i] = 'ok' end
     end
     done[rid] = replies[i] == 'ok'
   end

@@ -19,6 +19,8 @@ local replies = {0, now}
 
 local function new_entries(letter, most)
   local key = T .. STREAMS[letter]
+  local length = redis.pcall('XLEN', key)
+  if length == 0 then return false end -- a third of the cost of a read in vain, and most streams are empty
   local found = redis.pcall('XREADGROUP', 'GROUP', 'w', owner, 'COUNT', most, 'STREAMS', key, '>')
   if type(found) == 'table' and found.err and sub(found.err, 1, 7) == 'NOGROUP' then
     -- Flushed, or never used. From the first entry on, so that nothing that came earlier is missed.
@@ -29,7 +31,10 @@ local function new_entries(letter, most)
 end
 
 if count > 0 then
-  wake(now, count)
+  if call('ZCARD', T .. ':later') > 0 then
+    local back = recovery()
+    back.wake(now, count)
+  end
   local suspects = redis.pcall('XLEN', T .. STREAMS.S)
   if type(suspects) == 'number' and suspects > 0 and not string.find(letters, 'S') then
     local summary = redis.pcall('XPENDING', T .. STREAMS.S, 'w')
@@ -85,7 +90,8 @@ local function begin(rid, place, record)
     call('XACK', T .. STREAMS[letter], 'w', eid)
     -- A repetition of this call must not bury it twice.
     if call('XDEL', T .. STREAMS[letter], eid) == 1 then
-      bury(rid, 'no record of this request', {'stream', sub(STREAMS[letter], 4), 'entry', eid})
+      local back = recovery()
+      back.bury(rid, 'no record of this request', {'stream', sub(STREAMS[letter], 4), 'entry', eid})
     end
     return 'stray'
   end

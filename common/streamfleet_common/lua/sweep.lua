@@ -7,6 +7,7 @@
 -- Replies numbers: overdue, requeued, failed, dead, stray, whether there may be more, grace (1: nothing was
 -- taken, since nobody has swept for too long to tell a silent owner from a silent server), then how many ms the
 -- oldest waiting request of each lane (high, normal, bulk) has waited, 0 if none waits.
+local back = recovery()
 local lease = tonumber(call('HGET', T .. ':control', 'lease_ms') or ARGV[1])
 local limit = tonumber(ARGV[2])
 local events = {ARGV[4], ARGV[5], ARGV[6]}
@@ -46,7 +47,7 @@ if #overdue > 0 then
   end
   if #overdue == limit then more = 1 end
 end
-wake(now, limit)
+back.wake(now, limit)
 settle()
 ended = {rids = {}, entries = {}, later = {}, tokens = 0}
 
@@ -59,8 +60,8 @@ notes[#notes + 1] = now
 if not grace then
   local keep = call('HGET', T .. ':control', 'dead_payload') == '1'
   for letter in pairs(STREAMS) do
-    local eids = pending(letter, lease, limit)
-    recover(letter, eids, true, events, keep, now, counts)
+    local eids = back.pending(letter, lease, limit)
+    back.recover(letter, eids, true, events, keep, now, counts)
     if #eids == limit then more = 1 end
   end
   settle()
@@ -83,14 +84,14 @@ if #slice > 0 and not grace then
       local card = owner ~= '' and call('HGET', T .. ':workers', owner)
       -- A live owner has the request in memory, and may still finish it.
       if not card or tonumber(match(card, '^%d+') or 0) < at then
-        if not entry_fields(letter, eid) then
+        if not back.entry_fields(letter, eid) then
           terminal(rid, record, 'F', events[1], now)
           counts.failed = counts.failed + 1
         elseif owner ~= '' then
           -- Acknowledged by hand: the pending lists will never show it again.
           local found = redis.pcall('XPENDING', T .. STREAMS[letter], 'w', eid, eid, 1)
           if not found.err and #found == 0 then
-            local what = again(rid, record, crashes, solo, 0, false, events[2], now) == 'again' and 'requeued' or 'failed'
+            local what = back.again(rid, record, crashes, solo, 0, false, events[2], now) == 'again' and 'requeued' or 'failed'
             counts[what] = counts[what] + 1
           end
         end

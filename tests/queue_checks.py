@@ -16,7 +16,8 @@ import redis
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant
 
 from broker_parts import STREAMS
-from queue_model import Item, Queue, Request
+from queue_model import Queue
+from queue_parts import Item, Request
 from script_changes import changed
 from streamfleet_common import codec
 from streamfleet_common.broker import Broker

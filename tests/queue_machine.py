@@ -11,7 +11,8 @@ from hypothesis.stateful import rule
 
 from broker_parts import START, STREAMS, submission
 from queue_checks import BODY, EPOCH_MS, LIMIT, OWNERS, TENANTS, UNIT_MS, Checked, T
-from queue_model import LEASE_MS, Item, Request
+from queue_model import LEASE_MS
+from queue_parts import Item, Request
 from streamfleet_common.deliveries import Delivery, Emission, Entry, Finish
 from streamfleet_common.keys import Stream
 from streamfleet_common.records import LETTERS as STATE_LETTERS

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from broker_parts import begin_waiting
-from server_view import T, fields_of, now_ms, pending_in
+from server_view import RID, T, fields_of, now_ms, pending_in
 from streamfleet_common.broker import Broker
 from streamfleet_common.deliveries import Swept
 from streamfleet_common.keys import LETTERS
@@ -59,3 +59,8 @@ def backdate(raw: Any, stream: str = "normal") -> None:
         raw.xadd(key, fields, id=f"{number}-1")
         record = raw.get(f"{T}:r:{rid}")
         raw.set(f"{T}:r:{rid}", record.replace(f"|{place}|".encode(), f"|{place[0]}{number}-1|".encode(), 1))
+
+
+def wake(raw: Any, rid: str = RID) -> None:
+    """Let the pause before a request's next try be over."""
+    assert raw.zadd(f"{T}:later", {rid: now_ms(raw)}, xx=True, ch=True) == 1

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from broker_parts import STREAMS, submission
-from queue_model import LEASE_MS, Item, Queue, Request
+from queue_model import LEASE_MS, Queue
+from queue_parts import Item, Request
 from streamfleet_common.keys import Stream
 
 UNIT_MS = 100_000

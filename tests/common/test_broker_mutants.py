@@ -81,7 +81,8 @@ def test_the_model_notices_it_too(redis_url: str, mutant: Mutant) -> None:
         url = redis_url
         scripts = {mutant.script: changed(mutant.script, (mutant.right, mutant.wrong))}  # noqa: RUF012
 
-    with pytest.raises(NOTICED):
+    # Off the way that the test of the table takes, a faulty script may come to where it cannot run at all.
+    with pytest.raises((*NOTICED, BrokerUnavailable)):
         run_state_machine_as_test(
             Mutated,
             settings=settings(

@@ -2,7 +2,8 @@
 
 The library takes a connection from a pool for each command, packs it in Python and waits under a timeout of
 its own: some 60 µs of CPU a call more than it takes here. A call that is cancelled leaves its answer to be
-thrown away when it comes, so answers never shift by one.
+thrown away when it comes. Behind each command goes a PING with its number, and an answer counts only once
+that number has come back: whatever may swallow an answer on its way, no call ever gets that of another.
 """
 
 from __future__ import annotations
@@ -91,7 +92,9 @@ class _Wire:
         self._writer: asyncio.StreamWriter = connection._writer  # noqa: SLF001
         self._parser: Any = connection._parser._reader  # noqa: SLF001
         self._loop = asyncio.get_running_loop()
-        self._waiting: deque[tuple[asyncio.Future[Any], float]] = deque()
+        self._waiting: deque[tuple[asyncio.Future[Any], float, bytes]] = deque()
+        self._number = 0
+        self._answers: list[Any] = []
         self._timer: asyncio.TimerHandle | None = None
         self._retired = False
         self.is_broken = False
@@ -99,9 +102,11 @@ class _Wire:
 
     async def call(self, words: tuple[Any, ...]) -> Any:
         pack: Any = hiredis.pack_command  # typed as taking one word
-        packed = pack(words)
+        self._number += 1
+        number = b"%d" % self._number
+        packed = pack(words) + pack(("PING", number))
         future = self._loop.create_future()
-        self._waiting.append((future, self._loop.time()))
+        self._waiting.append((future, self._loop.time(), number))
         if self._timer is None:
             self._timer = self._loop.call_later(self._timeout_s, self._judge)
         self._writer.write(packed)
@@ -121,7 +126,7 @@ class _Wire:
                 self._parser.feed(data)
                 while (reply := self._parser.gets()) is not NOT_ENOUGH_DATA:
                     if not isinstance(reply, hiredis.PushNotification):
-                        self._answer(reply)
+                        self._take(reply)
                 if self._retired and not self._waiting:
                     raise redis_errors.ConnectionError("the connection was given up")
         except (redis_errors.RedisError, OSError) as broken:
@@ -131,14 +136,21 @@ class _Wire:
         self._break(error)
         await self._connection.disconnect(nowait=True)
 
-    def _answer(self, reply: Any) -> None:
-        future, _ = self._waiting.popleft()
+    def _take(self, reply: Any) -> None:
+        if not self._answers:
+            self._answers.append(reply)
+            return
+        answer = self._answers.pop()
+        future, _, number = self._waiting.popleft()
+        if reply != number:
+            self._waiting.appendleft((future, 0.0, number))
+            raise redis_errors.ConnectionError("an answer was lost on its way")
         if future.done():
             return  # whoever asked has been cancelled
-        if isinstance(reply, Exception):
-            future.set_exception(reply)
+        if isinstance(answer, Exception):
+            future.set_exception(answer)
         else:
-            future.set_result(reply)
+            future.set_result(answer)
 
     def _judge(self) -> None:
         self._timer = None
@@ -158,7 +170,7 @@ class _Wire:
             self._timer.cancel()
             self._timer = None
         while self._waiting:
-            future, _ = self._waiting.popleft()
+            future, _, _ = self._waiting.popleft()
             if not future.done():
                 # Each his own: a traceback grows on the exception that is raised.
                 future.set_exception(type(error)(*error.args))
@@ -175,4 +187,5 @@ class _Wire:
         self._break(redis_errors.ConnectionError("the connection was closed"))
         self._reading.cancel()
         await asyncio.wait([self._reading])
-        await self._connection.disconnect(nowait=True)
+        with contextlib.suppress(OSError):
+            await self._connection.disconnect()

@@ -230,12 +230,12 @@ async def test_no_renewal_waits_behind_others(connections: Connections, calls: C
     pool: Any = connections.commands.connection_pool
     taken = [await pool.get_connection() for _ in range(16)]
     args = ["default", b"", "00" + "ab" * 16]
-    waiting = asyncio.create_task(calls.script("cancel", args))
-    answer = await calls.script("cancel", args, client=connections.leases)
+    waiting = asyncio.create_task(calls.ask(connections.commands.ping))
+    await calls.script("cancel", args, client=connections.leases)
     assert not waiting.done()
     for connection in taken:
         await pool.release(connection)
-    assert await waiting == answer
+    assert await waiting
 
 
 # --- replies never shift

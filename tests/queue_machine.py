@@ -147,6 +147,15 @@ class Fleet(Checked):
         self.advance(units)
         self.start(owner, [*range(len(self.entries) - known)] * 2)
 
+    @rule(owner=OWNER, heir=OWNER, units=st.integers(0, 3), look=LOOKS)
+    def hesitate(self, owner: str, heir: str, units: int, look: tuple[Stream, ...]) -> None:
+        """A request fails, and is tried again after its pause."""
+        self.submit_all([submission(retry=Retry(backoff_ms=150_000))])
+        self.take(owner, STREAMS, 6)
+        self.finish([(0, "", "retry")], False)
+        self.advance(units)
+        self.take(heir, look, 6)
+
     def claim(self, at: int, change: str) -> tuple[Delivery, Request, Item | None] | None:
         """A delivery that somebody was given, or one that pretends to be."""
         if not self.deliveries:
@@ -280,8 +289,9 @@ class Fleet(Checked):
                 self.hand_back((owner, heir)[number % 2], True)
             if number < times - 1:
                 self.take((heir, owner)[number % 2], STREAMS, 6)
+        self.submit_all([submission()])
         for other in OWNERS:
-            self.take(other, last, 1)
+            self.take(other, last, 2)
 
     @rule(units=st.sampled_from([1, 1, 3, 6, 12]))
     def advance(self, units: int) -> None:

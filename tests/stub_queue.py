@@ -38,6 +38,8 @@ class StubQueue:
         self.wants_room = False
         """The answer to the next look is to make room."""
         self.down = False
+        self.is_waited_for = False
+        """A read waits for work."""
         self.arrived = asyncio.Event()
 
     @property
@@ -55,11 +57,14 @@ class StubQueue:
         self._fail_if(self.down)
         if block_ms is not None and not any(self.streams[stream] for stream in streams):
             self.arrived.clear()
+            self.is_waited_for = True
             try:
                 async with asyncio.timeout(block_ms / 1000):
                     await self.arrived.wait()
             except TimeoutError:
-                return []
+                pass
+            finally:
+                self.is_waited_for = False
         # Of each stream so many, as Redis counts.
         entries = [entry for stream in streams for entry in self._give(stream, count)]
         if entries and self.lost_reads:

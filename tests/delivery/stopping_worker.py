@@ -42,6 +42,7 @@ class StoppingBroker(Broker):
         super().__init__(*args, **options)
         self._point = point
         self._left = point.number
+        self._has_begun = False
 
     async def read(self, *args: Any, **options: Any) -> list[Entry]:
         self._reach("read", "before")
@@ -52,6 +53,7 @@ class StoppingBroker(Broker):
     async def take(self, *args: Any, entries: Sequence[Entry] = (), **options: Any) -> Taken:
         self._reach("take", "before", counts=bool(entries))
         taken = await super().take(*args, entries=entries, **options)
+        self._has_begun = self._has_begun or bool(taken.started)
         self._reach("take", "after", counts=bool(taken.started))
         return taken
 
@@ -74,9 +76,9 @@ class StoppingBroker(Broker):
         return renewal
 
     async def sweep(self, **options: Any) -> Swept:
-        self._reach("sweep", "before")
+        self._reach("sweep", "before", counts=self._has_begun)
         swept = await super().sweep(**options)
-        self._reach("sweep", "after")
+        self._reach("sweep", "after", counts=self._has_begun)
         return swept
 
     def _reach(self, step: Step, moment: Moment, *, counts: bool = True) -> None:

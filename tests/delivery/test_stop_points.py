@@ -24,8 +24,8 @@ PLACES: list[tuple[Step, int, Moment]] = [
     ("finish", 1, "after"),
     ("renew", 3, "before"),
     ("renew", 3, "after"),
-    ("sweep", 2, "before"),
-    ("sweep", 2, "after"),
+    ("sweep", 1, "before"),
+    ("sweep", 1, "after"),
 ]
 POINTS = [Point(*place, signal) for signal in ("KILL", "STOP") for place in PLACES]
 

@@ -48,7 +48,7 @@ async def test_what_comes_to_all_streams_at_one_instant_does_not_exceed_the_room
 ) -> None:
     post.room = room
     post.begin()
-    await eventually(lambda: queue.reads[-1:] == [WAIT], "idleness")
+    await eventually(lambda: queue.is_waited_for, "idleness")
     for stream in ALL:
         queue.put(stream, stream)
     await eventually(lambda: post.room <= 0, "a full batch")
@@ -88,7 +88,7 @@ async def test_idle_it_asks_once_a_block(queue: StubQueue, post: Post) -> None:
 async def test_a_burst_is_shared_with_the_other_workers(queue: StubQueue, post: Post) -> None:
     post.consumer.share_with(2)
     post.begin()
-    await eventually(lambda: queue.reads[-1:] == [WAIT], "idleness")
+    await eventually(lambda: queue.is_waited_for, "idleness")
     queue.put("normal", *names("n", 8))
     await eventually(lambda: len(post.delivered) == 8, "all, since the other worker does not come")
     assert post.batches == [4, 4]
@@ -96,7 +96,7 @@ async def test_a_burst_is_shared_with_the_other_workers(queue: StubQueue, post: 
 
 async def test_alone_it_takes_a_burst_at_once(queue: StubQueue, post: Post) -> None:
     post.begin()
-    await eventually(lambda: queue.reads[-1:] == [WAIT], "idleness")
+    await eventually(lambda: queue.is_waited_for, "idleness")
     queue.put("normal", *names("n", 8))
     await eventually(lambda: len(post.delivered) == 8, "all")
     assert post.batches == [8]
@@ -117,7 +117,7 @@ async def test_under_load_no_share_is_kept_for_others(queue: StubQueue, post: Po
 async def test_a_read_whose_reply_was_lost_is_made_good(queue: StubQueue, post: Post) -> None:
     queue.lost_reads = 1
     post.begin()
-    await eventually(lambda: queue.reads[-1:] == [WAIT], "idleness")
+    await eventually(lambda: queue.is_waited_for, "idleness")
     queue.put("normal", "a", "b")
     await eventually(lambda: post.delivered == ["a", "b"], "what was lost")
     await eventually(lambda: post.reconnects == 1, "the news of it")
@@ -134,7 +134,7 @@ async def test_work_whose_reply_was_lost_without_a_word_is_found_in_time(
     queue: StubQueue, post: Post
 ) -> None:
     post.begin()
-    await eventually(lambda: queue.reads[-1:] == [WAIT], "idleness")
+    await eventually(lambda: queue.is_waited_for, "idleness")
     # A call that was repeated behind our back: the second one had nothing new to tell.
     queue.pending["ghost"] = Entry("ghost", "ghost-0", "normal", b"")
     post.now = AUDIT_S - 0.1
@@ -148,10 +148,10 @@ async def test_work_whose_reply_was_lost_without_a_word_is_found_in_time(
 
 async def test_what_it_holds_is_not_begun_again(queue: StubQueue, post: Post) -> None:
     post.begin()
-    await eventually(lambda: queue.reads[-1:] == [WAIT], "idleness")
+    await eventually(lambda: queue.is_waited_for, "idleness")
     queue.put("normal", "a")
     await eventually(lambda: post.delivered == ["a"], "the first")
-    await eventually(lambda: queue.reads[-1:] == [WAIT], "idleness")
+    await eventually(lambda: queue.is_waited_for, "idleness")
     queue.lost_reads = 1
     queue.put("normal", "b")
     await eventually(lambda: post.delivered == ["a", "b"], "the second")
@@ -217,12 +217,12 @@ async def test_stopped_in_a_read_it_gives_back_what_comes_and_reads_no_more(
     queue: StubQueue, post: Post
 ) -> None:
     post.begin()
-    await eventually(lambda: queue.reads[-1:] == [WAIT], "a read that waits")
-    takes = len(queue.takes)
+    await eventually(lambda: queue.is_waited_for, "a read that waits")
+    calls = len(queue.reads), len(queue.takes)
     post.consumer.stop()
     queue.put("normal", "a", "b")
     queue.put("bulk", "c")
     assert post.task is not None
     await post.task
     assert (post.delivered, queue.released) == ([], ["a", "c"])
-    assert (queue.reads, len(queue.takes)) == ([WAIT], takes)
+    assert (len(queue.reads), len(queue.takes)) == calls

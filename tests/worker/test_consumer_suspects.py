@@ -5,7 +5,7 @@ from __future__ import annotations
 from eventually import eventually
 from streamfleet_common.deliveries import Entry
 from streamfleet_common.schemas import LANES
-from stub_queue import WAIT, Post, StubQueue, names
+from stub_queue import Post, StubQueue, names
 
 
 async def test_what_came_back_goes_before_newcomers(queue: StubQueue, post: Post) -> None:
@@ -54,7 +54,7 @@ async def test_asked_to_make_room_it_takes_nothing_more_until_it_runs_nothing(
     queue.put("high", "a", "b")
     post.begin()
     await eventually(lambda: len(post.delivered) == 2, "company")
-    await eventually(lambda: queue.reads[-1:] == [WAIT], "a read that waits")
+    await eventually(lambda: queue.is_waited_for, "a read that waits")
     queue.wants_room = True
     queue.put("solo", "suspect")
     queue.put("high", "c")

@@ -181,6 +181,8 @@ class Answer:
             self._outage_since = math.inf
             record = told.result()
             if record is None:
+                # Whoever submits it again under its key must not meet a cancellation of ours.
+                self._ended = True
                 self._fail(vanished())
             elif record.end is not None:
                 self._take(record.end)

@@ -276,6 +276,7 @@ class EventReader:
     async def _ask_record(self) -> None:
         record = await self._link.record(self.id)
         if record is None:
+            self._owned = False  # whoever submits it again under its key must not meet a cancellation of ours
             self.error = vanished()
         elif record.end is not None:
             if self._ended:

@@ -19,7 +19,6 @@ from streamfleet_common.errors import (
 from streamfleet_common.keys import LETTERS
 from streamfleet_common.records import Record
 from streamfleet_common.schemas import GenerateRequest
-from streamfleet_common.settings import Durability
 from streamfleet_common.submissions import Submission, Submitted
 from streamfleet_producer import Client
 from streamfleet_producer.intake import keyed_rid
@@ -39,7 +38,9 @@ class Account:
 
     accepted: int = 0
     lost: list[str] = field(default_factory=list)
-    """Accepted, but there is no record of it, or it is still open."""
+    """Accepted, but it is still open, or there is no record of it and nobody was answered."""
+    faded: int = 0
+    """Answered, but Redis has forgotten that."""
     doubled: list[str] = field(default_factory=list)
     """Accepted more than once, or told to two callers in two ways."""
     states: Counter[str] = field(default_factory=Counter)
@@ -59,7 +60,8 @@ class Account:
 
     def is_whole(self) -> bool:
         """Nothing lost, nothing twice, nothing left; an end for each."""
-        return not self.lost and not self.doubled and not self.left and self.ends == self.accepted
+        bad = self.lost or self.doubled or self.left or self.faded
+        return not bad and self.ends == self.accepted
 
 
 class Load:
@@ -76,18 +78,17 @@ class Load:
         producers: int = PRODUCERS,
         tokens: int = 4,
         tick_ms: int = 10,
-        durability: Durability = "fast",
         **client: Any,
     ) -> None:
         self._url = url
         self._producers = producers
         self._tokens, self._tick_ms = tokens, tick_ms
-        self._durability = durability
         self._options = {"silence_s": 1.0, "outage_s": 60.0} | client
         self._stopping = False
         self._tasks: list[asyncio.Task[None]] = []
         self._clients: list[Client] = []
         self.accepts: Counter[str] = Counter()
+        self.answered: set[str] = set()
         self.answered_at: list[float] = []
         """When answers came, on the loop's clock."""
         self.took_s: list[float] = []
@@ -172,14 +173,13 @@ class Load:
             else:
                 if shown != text:
                     self.wrong.append(f"{key}: {shown!r}")
+                self.answered.add(rid_of(key))
                 self.answered_at.append(now())
                 self.took_s.append(now() - began)
                 return
 
     def _count_accepts(self, client: Client) -> None:
         link = client._open_link()
-        if self._durability != "fast":
-            link.broker._calls = Broker(link._connections, QUEUE, durability=self._durability)._calls
         submit = link.broker.submit
 
         async def counting(submissions: Sequence[Submission], **options: Any) -> list[Submitted]:
@@ -199,6 +199,9 @@ class Load:
         found = Account(accepted=len(self.accepts))
         rids = list(self.accepts)
         for rid, record in zip(rids, await broker.status(rids, TENANT), strict=True):
+            if record is None and rid in self.answered:
+                found.faded += 1
+                continue
             if record is None or record.end is None:
                 found.lost.append(rid)
                 continue

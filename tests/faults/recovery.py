@@ -16,6 +16,7 @@ import signal
 import sys
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -76,14 +77,19 @@ async def run(rounds: int, lease_s: float, *, supervised: bool = False) -> Recov
     found = Recovery(lease_s, supervised)
     told: dict[str, Any] = {"lease_s": lease_s, "max_batch_size": RUNNING, "max_queue_depth": 1000}
     async with Fleet(0 if supervised else WORKERS, **told) as fleet:
-        supervisor = ChaosWorker(fleet.server.url, settings(workers=WORKERS, **told)) if supervised else None
-        try:
-            for _ in range(rounds):
-                await until(lambda: _all_ready(fleet))
+        for _ in range(rounds):
+            # A supervisor waits ever longer before it replaces those that die young: a new one each round.
+            supervisor = (
+                ChaosWorker(fleet.server.url, settings(workers=WORKERS, **told)) if supervised else None
+            )
+            try:
+                await until(partial(_all_ready, fleet, supervisor))
                 await _round(fleet, supervisor, found)
-        finally:
-            if supervisor is not None:
-                supervisor.close()
+            finally:
+                if supervisor is not None:
+                    supervisor.drain()
+                    await supervisor.ended()
+                    supervisor.close()
     return found
 
 
@@ -126,9 +132,11 @@ def _pid(fleet: Fleet, supervisor: ChaosWorker | None, name: str) -> int:
     return int(started[0]["pid"])
 
 
-async def _all_ready(fleet: Fleet) -> bool:
-    cards = await fleet.broker.cards()
-    return sum(card.state == "ready" for card in cards) >= WORKERS
+async def _all_ready(fleet: Fleet, supervisor: ChaosWorker | None) -> bool:
+    # Not by their cards: that of a killed one lives on for a while.
+    if supervisor is None:
+        return len(fleet.crew.workers) == WORKERS
+    return sum('"event": "ready"' in line for line in supervisor.lines()) >= WORKERS
 
 
 def say(found: Recovery, rounds: int) -> None:

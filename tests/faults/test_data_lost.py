@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from hired import submit
 from streamfleet_common.errors import IncompleteGeneration
 from streamfleet_common.keys import LETTERS
 from streamfleet_common.records import Record
-from streamfleet_common.schemas import GenerateRequest, Lane
+from streamfleet_common.schemas import GenerateRequest, Lane, State
 from streamfleet_producer import Client
 from streamfleet_worker import presence
 
@@ -82,6 +83,41 @@ async def test_after_flushall_whoever_waits_is_told_and_later_requests_are_serve
     )
     assert kinds == {"IncompleteGeneration"}
     assert account.is_whole(), account
+
+
+@pytest.mark.parametrize("streams", [False, True], ids=["answer", "stream"])
+async def test_a_request_that_redis_forgot_is_not_cancelled_when_its_caller_is_told(streams: bool) -> None:
+    endless = GenerateRequest(prompt="ECHO 1000 TICK 50", max_tokens=2000)
+    cancelled: list[str] = []
+    async with Scene(workers=1) as scene, Client(scene.client_line.url, QUEUE, silence_s=0.3) as client:
+        link = client._open_link()
+        cancel = link.broker.cancel
+
+        async def noting(rids: Sequence[str], tenant: str) -> list[State | None]:
+            cancelled.extend(rids)
+            return await cancel(rids, tenant)
+
+        link.broker.cancel = noting  # type: ignore[method-assign]
+
+        async def ask() -> None:
+            if streams:
+                async with client.stream(endless, idempotency_key="k") as tokens:
+                    await tokens.wait()
+            else:
+                await client.run(endless, idempotency_key="k")
+
+        asked = asyncio.create_task(ask())
+        await until(lambda: _is_open(scene))
+        await scene.server.control.flushall()
+        with pytest.raises(IncompleteGeneration):
+            await asked
+        await link.cancels.flush()
+    # Its key may be in use again by now, and the cancellation would hit the new request.
+    assert cancelled == []
+
+
+async def _is_open(scene: Scene) -> bool:
+    return (await scene.broker.depth()).open > 0
 
 
 async def test_requests_whose_entries_are_gone_fail_visibly_or_finish() -> None:

@@ -114,11 +114,12 @@ async def test_what_a_slow_disk_loses_is_taken_again_under_the_same_id(
         f"F4 slow disk, fast, {product}",
         f"5 times SIGKILL under load, appendfsync everysec, {SLOW_MS} ms a sync",
         f"{len(load.forgotten)} of {account.accepted} accepts lost, each submitted again under its id; "
-        f"{account}",
+        f"{account}; of {account.faded} that were answered nothing is left",
         "each lost accept can be submitted again",
     )
     assert not account.lost
     assert set(account.states) == {"done"}
+    assert not account.doubled
     assert set(load.forgotten) <= set(load.accepts)
 
 

@@ -147,11 +147,15 @@ class Fleet(Checked):
         self.advance(units)
         self.start(owner, [*range(len(self.entries) - known)] * 2)
 
-    @rule(owner=OWNER, heir=OWNER, units=st.integers(0, 3), look=LOOKS)
-    def hesitate(self, owner: str, heir: str, units: int, look: tuple[Stream, ...]) -> None:
-        """A request fails, and is tried again after its pause."""
-        self.submit_all([submission(retry=Retry(backoff_ms=150_000))])
+    @rule(owner=OWNER, heir=OWNER, units=st.integers(0, 3), look=LOOKS, wants=WANTS)
+    def hesitate(
+        self, owner: str, heir: str, units: int, look: tuple[Stream, ...], wants: dict[str, Any]
+    ) -> None:
+        """A request fails, perhaps after its first words, and is tried again after its pause."""
+        self.submit_all([submission(**{**wants, "retry": Retry(backoff_ms=150_000)})])
         self.take(owner, STREAMS, 6)
+        if units:
+            self.emit([(0, "", 2)], 1)
         self.finish([(0, "", "retry")], False)
         self.advance(units)
         self.take(heir, look, 6)

@@ -214,8 +214,7 @@ class Observer:
 
     async def _compare_log(self, remains: Remains, rid: str) -> None:
         log = await self._log(rid)
-        earlier = remains.logs.setdefault(rid, log)
-        if log and log != earlier:
+        if log and log != remains.logs.setdefault(rid, log):  # it may have run out by now
             remains.grown_logs.add(rid)
 
     async def _stream(self, name: str) -> Stream:

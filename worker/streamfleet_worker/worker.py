@@ -24,7 +24,7 @@ from streamfleet_worker.engine_thread import EngineThread, Report
 from streamfleet_worker.intake import Intake
 from streamfleet_worker.leases import Leases
 from streamfleet_worker.metrics import Metrics
-from streamfleet_worker.presence import Presence
+from streamfleet_worker.presence import COURTESY_S, Presence
 from streamfleet_worker.publisher import Publisher
 from streamfleet_worker.vitals import Vitals
 
@@ -298,7 +298,7 @@ class Worker:
     async def _leave_nothing(self) -> None:
         """Give back what this worker was given without ever hearing of it, if Redis will hear that."""
         with contextlib.suppress(BrokerUnavailable, TimeoutError):
-            async with asyncio.timeout(LAST_WORDS_S):
+            async with asyncio.timeout(COURTESY_S):
                 await self._broker.hand_back(self.name, crashed=False)
 
     async def _close(self, limit_s: float) -> None:

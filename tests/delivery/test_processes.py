@@ -102,7 +102,7 @@ async def test_one_that_holds_it_for_longer_loses_the_request_but_tells_nothing_
         await worker.ready()
     reader = Reader()
     async with Client(redis_url, queue="q") as client:
-        # It holds up whoever runs it. The second one is lost too, unless its lease was longer since nobody was
+        # It holds up whoever runs it. The second one is lost too, unless its lease was longer, with nobody
         # left to sweep; two tries are enough to see what becomes of the first.
         request = GenerateRequest(prompt=f"ECHO 6 BLOCK@3:{2.5 * LEASE_S:.2f} SIGNED")
         async with client.stream(request, retry=Retry(attempts=2)) as tokens:

@@ -109,14 +109,17 @@ class GenerateRequest(Message):
 
     @model_validator(mode="after")
     def _one_prompt(self) -> GenerateRequest:
-        given = [
-            name for name in ("prompt", "prompt_token_ids", "messages") if getattr(self, name) is not None
-        ]
+        prompts = {
+            "prompt": self.prompt,
+            "prompt_token_ids": self.prompt_token_ids,
+            "messages": self.messages,
+        }
+        given = [name for name, value in prompts.items() if value is not None]
         if len(given) != 1:
             found = " and ".join(given) if given else "none of them"
             raise ValueError(f"give exactly one of prompt, prompt_token_ids and messages (found {found})")
-        value = getattr(self, given[0])
-        if len(value) == 0 or (isinstance(value, str) and not value.strip()):
+        value = prompts[given[0]]
+        if not value or (isinstance(value, str) and value.isspace()):
             raise ValueError(f"{given[0]} is empty: there is nothing to continue")
         return self
 

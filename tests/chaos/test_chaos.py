@@ -54,7 +54,7 @@ async def test_nobody_but_the_poison_dies_of_it(tmp_path: Path) -> None:
 
     outcome = judged(await run(plan, tmp_path), tmp_path)
 
-    assert set(outcome.faults) == {"lost to poison"}
+    assert {loss.cause for loss in outcome.history.losses} == {"poison"}
 
 
 @pytest.mark.slow

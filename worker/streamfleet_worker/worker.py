@@ -34,6 +34,9 @@ LEASE_S = 15.0
 STEP_LIMIT_S = 300.0
 AUDITS = 4
 """So often within a lease a worker looks for requests that were given to it, but whose reply was lost."""
+SWEEPS = 4
+"""So often within a lease each worker sweeps: if nobody has for half a lease, the server is thought to have
+stood still, and nothing is taken from anybody."""
 CANCEL_AGAIN_S = 0.1
 
 log = structlog.get_logger()
@@ -357,7 +360,7 @@ class Worker:
     async def _keep_sweeping(self) -> None:
         while True:
             # Each worker does it, at odds, so that no lock is needed and no single one is missed.
-            await asyncio.sleep(self._lease_s / 3 * random.uniform(0.7, 1.3))
+            await asyncio.sleep(self._lease_s / SWEEPS * random.uniform(0.7, 1.3))
             try:
                 swept = await self._broker.sweep(lease_ms=round(self._lease_s * 1000))
             except BrokerUnavailable as error:

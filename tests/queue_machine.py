@@ -138,13 +138,15 @@ class Fleet(Checked):
         self.submit_all([submission(**wants) for wants in many])
         self.take(owner, STREAMS, 6)
 
-    @rule(owner=OWNER, wants=WANTS, units=st.integers(0, 1))
-    def linger(self, owner: str, wants: dict[str, Any], units: int) -> None:
-        """What was read is begun late, and twice at once."""
+    @rule(owner=OWNER, wants=WANTS, units=st.integers(0, 1), is_lost=st.booleans())
+    def linger(self, owner: str, wants: dict[str, Any], units: int, is_lost: bool) -> None:
+        """What was read is begun late, and twice at once; or too late."""
         self.submit_all([submission(**wants)])
         known = len(self.entries)
         self.read(owner, list(STREAMS), 2)
         self.advance(units)
+        if is_lost:
+            self.hand_back(owner, True)
         self.start(owner, [*range(len(self.entries) - known)] * 2)
 
     @rule(owner=OWNER, heir=OWNER, units=st.integers(0, 3), look=LOOKS, wants=WANTS)

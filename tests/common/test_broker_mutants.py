@@ -30,9 +30,11 @@ BEYOND = {
     "a consumer goes with what it holds",
     "the lease of the workers is not known",
     "the audit robs the living",
+    "the audit is impatient",
     "idle consumers go with what they hold",
 }
-"""What the model does not know: it has no cards, consumers, limits of tokens, operators and long pauses."""
+"""What the model does not know: it has no cards, consumers, limits of tokens, operators and long pauses, and
+its clock moves in steps that are longer than the audit's patience."""
 
 
 async def run(mutant: Mutant, broker: Broker, raw: Any) -> None:

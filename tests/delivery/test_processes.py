@@ -126,7 +126,10 @@ async def test_one_that_holds_it_for_longer_loses_the_request_but_tells_nothing_
     assert [worker.status for worker in crew] == [None, None]
 
 
-@pytest.mark.parametrize("fault", ["CRASH@8", "OOM@8", "HANG@8"])
+@pytest.mark.parametrize(
+    "fault",
+    ["CRASH@8", *(pytest.param(fault, marks=pytest.mark.slow) for fault in ("OOM@8", "HANG@8"))],
+)
 async def test_a_request_that_takes_its_worker_down_ends_alone(
     broker: Broker, nursery: Nursery, redis_url: str, raw: redis.Redis, fault: str
 ) -> None:

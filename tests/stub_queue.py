@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import cast
 
 from streamfleet_common.broker import Broker
@@ -72,10 +72,10 @@ class StubQueue:
             self._fail_if(True)
         return entries
 
-    async def given(self, owner: str) -> list[Entry]:
+    async def given(self, owner: str, *, known: Collection[str] = ()) -> list[Entry]:
         self._fail_if(self.down)
         self.looks += 1
-        return list(self.pending.values())
+        return [entry for entry in self.pending.values() if entry.place not in known]
 
     async def take(
         self,
@@ -142,7 +142,7 @@ class Post:
             "w1",
             room=lambda: self.room,
             empty=lambda: not self.running,
-            holds=lambda entry: entry.rid in self.delivered,
+            known=lambda: {entry.place for entry in queue.pending.values() if entry.rid in self.delivered},
             deliver=self._deliver,
             skipped=self.skipped.append,
             reconnected=self._reconnected,

@@ -7,7 +7,7 @@ this epoch.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Collection, Mapping, Sequence
 from itertools import chain
 from typing import Any, cast
 
@@ -31,6 +31,8 @@ from streamfleet_common.steps import Steps
 
 RENEW_BUDGET_S = 2.0
 """A renewal that is not answered by then is made anew, with what is held by then."""
+MAX_GIVEN = 1000
+"""Of each stream; the rest is found by the next look."""
 _OWNER = re.compile(r"[^|\n]{1,200}")
 
 
@@ -63,17 +65,48 @@ class WorkerSteps(Steps):
             return []
         # Redis takes 0 for "for ever", and what comes after the socket's own limit is never seen.
         block_ms = min(block_ms, BLOCK_MS) if block_ms else None
-        return await self._read(owner, streams, ">", count, block_ms)
+        return await self._read(owner, streams, count, block_ms)
 
-    async def given(self, owner: str) -> list[Entry]:
-        """All entries given to this owner that have not ended, whether their reply arrived or not."""
-        return await self._read(owner, tuple(LETTERS), "0", None, None)
+    async def given(self, owner: str, *, known: Collection[str] = ()) -> list[Entry]:
+        """What was given to this owner and has not ended, whether the reply arrived or not.
+
+        Places that are `known` are left out, so that nothing is read twice; nobody's lease is renewed by it.
+        An entry that is there no more has no rid.
+        """
+        _check_owner(owner)
+
+        def pending() -> Awaitable[list[Any]]:
+            pipe = self._commands.pipeline(transaction=False)
+            for stream in LETTERS:
+                pipe.xpending_range(self.keys.stream(stream), GROUP, "-", "+", MAX_GIVEN, owner)
+            return pipe.execute(raise_on_error=False)
+
+        places: list[tuple[Stream, str]] = []
+        for stream, found in zip(LETTERS, await self._calls.ask(pending), strict=True):
+            # A stream that nobody has written to yet has no group, and nothing pending.
+            for entry in found if isinstance(found, list) else ():
+                eid = entry["message_id"].decode()
+                if LETTERS[stream] + eid not in known:
+                    places.append((stream, eid))
+        if not places:
+            return []
+
+        def bodies() -> Awaitable[list[Any]]:
+            pipe = self._commands.pipeline(transaction=False)
+            for stream, eid in places:
+                pipe.xrange(self.keys.stream(stream), eid, eid)
+            return pipe.execute()
+
+        return [
+            _entry(eid, found[0][1] if found else None, stream)
+            for (stream, eid), found in zip(places, await self._calls.ask(bodies), strict=True)
+        ]
 
     async def _read(
-        self, owner: str, streams: Sequence[Stream], after: str, count: int | None, block_ms: int | None
+        self, owner: str, streams: Sequence[Stream], count: int, block_ms: int | None
     ) -> list[Entry]:
         _check_owner(owner)
-        wanted: Mapping[Any, Any] = {self.keys.stream(stream): after for stream in streams}
+        wanted: Mapping[Any, Any] = {self.keys.stream(stream): ">" for stream in streams}
         reader = self._connections.reader
         try:
             replies: Any = await self._calls.once(

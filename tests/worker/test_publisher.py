@@ -356,9 +356,9 @@ async def test_an_end_without_bytes_fails_its_request_alone(broker: StubBroker, 
     }
 
 
-async def test_an_entry_is_known_by_its_place(desk: Desk) -> None:
-    desk.hold("a")
-    assert desk.publisher.has(Entry("a", "a-0", "normal", b"other bytes"))
-    assert not desk.publisher.has(Entry("a", "a-0", "high", b""))
-    assert not desk.publisher.has(Entry("a", "a-0", "normal:again", b""))
-    assert not desk.publisher.has(Entry("a", "b-0", "normal", b""))
+async def test_what_is_held_is_known_by_its_place(desk: Desk) -> None:
+    assert desk.publisher.places() == set()
+    keys = [desk.hold("a"), desk.hold("b")]
+    assert desk.publisher.places() == {"na-0", "nb-0"}
+    desk.publisher.lose(keys[:1])
+    assert desk.publisher.places() == {"nb-0"}

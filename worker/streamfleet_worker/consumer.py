@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 
 import structlog
 
@@ -32,7 +32,7 @@ class Consumer:
         owner: the name under which it is claimed.
         room: how many more requests the worker would run now.
         empty: whether the worker runs nothing.
-        holds: whether the worker has a delivery of this entry already.
+        known: the places of the deliveries that the worker has already.
         deliver: takes deliveries over.
         skipped: is told why an entry that was read is not run.
         reconnected: is called when Redis is back after a failure.
@@ -48,7 +48,7 @@ class Consumer:
         *,
         room: Callable[[], int],
         empty: Callable[[], bool],
-        holds: Callable[[Entry], bool],
+        known: Callable[[], Collection[str]],
         deliver: Callable[[list[Delivery]], Awaitable[None]],
         skipped: Callable[[NotStarted], None],
         reconnected: Callable[[], None],
@@ -60,7 +60,7 @@ class Consumer:
         self._owner = owner
         self._room = room
         self._empty = empty
-        self._holds = holds
+        self._known = known
         self._deliver = deliver
         self._skipped = skipped
         self._reconnected = reconnected
@@ -134,7 +134,7 @@ class Consumer:
             self._audited_at = self._clock()
             # Asked before the look, so that the last of these comes after the time of doubt.
             self._unsure = self._clock() < self._unsure_until
-            unseen = [entry for entry in await self._broker.given(self._owner) if not self._holds(entry)]
+            unseen = await self._broker.given(self._owner, known=self._known())
             # However many, they are ours already; but a suspect runs alone, and the others wait for it.
             if suspects := [entry for entry in unseen if entry.stream == "solo"]:
                 self._unsure = True

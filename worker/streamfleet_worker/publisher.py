@@ -14,7 +14,7 @@ import structlog
 
 from streamfleet_common import codec
 from streamfleet_common.broker import Broker
-from streamfleet_common.deliveries import Delivery, Emission, Entry, Finish
+from streamfleet_common.deliveries import Delivery, Emission, Finish
 from streamfleet_common.errors import BrokerUnavailable, GenerationFailed
 from streamfleet_common.schemas import Delta, End, Failure, Prefill
 from streamfleet_worker.engine.base import Finished, Key, Output, Tokens
@@ -85,12 +85,9 @@ class Publisher:
         held = self._held.get(key)
         return held is not None and held.finished is None
 
-    def has(self, entry: Entry) -> bool:
-        """Whether a request of this very entry is held."""
-        place = (entry.rid, entry.place)
-        return any(
-            (held.delivery.entry.rid, held.delivery.entry.place) == place for held in self._held.values()
-        )
+    def places(self) -> set[str]:
+        """Where the entries of what is held lie."""
+        return {held.delivery.entry.place for held in self._held.values()}
 
     def hold(self, delivery: Delivery, *, tenant: str, stream: bool) -> None:
         """Answer for a request from now on."""

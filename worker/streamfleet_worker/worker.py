@@ -92,7 +92,7 @@ class Worker:
             name,
             room=self._intake.room,
             empty=lambda: self._publisher.held == 0,
-            holds=self._publisher.has,
+            known=self._publisher.places,
             deliver=self._intake.take,
             skipped=self.metrics.skipped,
             reconnected=self.metrics.reconnects.inc,

@@ -18,7 +18,7 @@ from streamfleet_producer import Client
 
 QUEUE = "q"
 ENDLESS = GenerateRequest(prompt="ECHO 3000 TICK 20", max_tokens=3000)
-DEADLINE_S = 1.5
+DEADLINE_S = 1.0
 
 
 def say(*words: str) -> None:

@@ -94,7 +94,7 @@ async def run(rounds: int, lease_s: float, *, supervised: bool = False) -> Recov
 
 
 async def _round(fleet: Fleet, supervisor: ChaosWorker | None, found: Recovery) -> None:
-    prompts = ["ECHO 40 TICK 50"] * (WORKERS * RUNNING)
+    prompts = ["ECHO 30 TICK 50"] * (WORKERS * RUNNING)
     rids = await submit(fleet.broker, prompts, stream=True, deadline_ms=120_000)
     owners: dict[str, str] = {}
 

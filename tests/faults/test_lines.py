@@ -11,6 +11,7 @@ from chaos.proxy import ChaosProxy
 from faults.figures import keep
 from faults.load import Load, ended, rid_of
 from faults.scene import QUEUE, Scene, pause, until
+from streamfleet_common import subscriber
 from streamfleet_common.schemas import GenerateRequest
 from streamfleet_producer import Client
 
@@ -36,7 +37,7 @@ async def half_open(line: ChaosProxy, seconds: float) -> None:
 
 async def delay(line: ChaosProxy, seconds: float) -> None:
     line.delay_s = 0.5
-    await pause(max(seconds, 1.0))
+    await pause(seconds)
     line.delay_s = 0.0
 
 
@@ -54,7 +55,7 @@ QUICK: list[tuple[str, Fault, float]] = [
     ("cut", cut, 0.0),
     ("black hole 0.3 s", black_hole, 0.3),
     ("half-open", half_open, 0.3),
-    ("delay 0.5 s", delay, 1.0),
+    ("delay 0.5 s", delay, 0.6),
     ("next 3 replies lost", lose_replies, 0.0),
 ]
 LONG: list[tuple[str, Fault, float]] = [
@@ -135,7 +136,13 @@ async def test_what_a_dead_subscription_misses_is_found_in_the_log(silence_s: fl
     assert "".join(shown) == "tok0 tok1 tok2 tok3 tok4 tok5"
 
 
-async def test_who_subscribes_on_a_dead_line_is_answered_over_a_new_one() -> None:
+@pytest.mark.parametrize(
+    "answer_s", [pytest.param(1.0, id="quick"), pytest.param(3.0, id="as it comes", marks=pytest.mark.slow)]
+)
+async def test_who_subscribes_on_a_dead_line_is_answered_over_a_new_one(
+    answer_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subscriber, "ANSWER_S", answer_s)
     now = asyncio.get_running_loop().time
     async with Scene(workers=1) as scene, Client(scene.client_line.url, QUEUE) as client:
         await client.run(GenerateRequest(prompt="ECHO 1"), idempotency_key="before")
@@ -147,7 +154,7 @@ async def test_who_subscribes_on_a_dead_line_is_answered_over_a_new_one() -> Non
         scene.client_line.heal()
         end = await asked
     keep(
-        "F6 dead subscription",
+        f"F6 dead subscription, given up after {answer_s:g} s",
         "a request whose subscription is sent into a dead line",
         f"answered after {now() - began:.1f} s",
         "within 5 s",

@@ -22,7 +22,7 @@ ROWS = 8
 MAXMEMORY = 16 * 1024 * 1024
 PROMPT = "x" * 100_000
 RESULT_TTL_MS = 1000
-CARD_LIFE_MS = 1000
+CARD_LIFE_MS = 400
 
 
 async def used(scene: Scene) -> int:

@@ -16,7 +16,7 @@ from faults.scene import Scene, pause, until
 
 PROGRAM = Path(__file__).with_name("producer_process.py")
 GRACE_MS = 5000
-DEADLINE_MS = 1500  # of the producer
+DEADLINE_MS = 1000  # of the producer
 
 
 class Producer:

@@ -30,7 +30,6 @@ async def test_a_long_request_is_run_once_however_often_its_lease_would_have_run
     # The proportion of a lease of 2 s and a job of 20 s.
     lease_s, leases = 0.4, 10
     crew = [await hire(lease_s=lease_s) for _ in range(2)]
-    for hired in crew:
     (rid,) = await submit(broker, [f"ECHO {leases * 10 + 1} TICK {lease_s * 100:.0f}"], stream=True)
     owners: set[str] = set()
     sweeps_at: set[object] = set()

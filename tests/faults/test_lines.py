@@ -15,33 +15,35 @@ from streamfleet_common import subscriber
 from streamfleet_common.schemas import GenerateRequest
 from streamfleet_producer import Client
 
-Fault = Callable[[ChaosProxy, float], Awaitable[None]]
+Fault = Callable[[Scene, ChaosProxy, float], Awaitable[None]]
 
 
-async def cut(line: ChaosProxy, _: float) -> None:
+async def cut(_: Scene, line: ChaosProxy, __: float) -> None:
     line.cut()
 
 
-async def black_hole(line: ChaosProxy, seconds: float) -> None:
+async def black_hole(_: Scene, line: ChaosProxy, seconds: float) -> None:
     line.is_black_hole = True
     await pause(seconds)
     line.heal()
 
 
-async def half_open(line: ChaosProxy, seconds: float) -> None:
+async def half_open(scene: Scene, line: ChaosProxy, seconds: float) -> None:
     line.is_half_open = True
-    line.cut()
+    # Whoever is behind this line is not told of it, and goes on talking to nobody.
+    for kind in ("normal", "pubsub"):
+        await scene.server.kill_clients(kind)
     await pause(seconds)
     line.heal()
 
 
-async def delay(line: ChaosProxy, seconds: float) -> None:
+async def delay(_: Scene, line: ChaosProxy, seconds: float) -> None:
     line.delay_s = 0.5
     await pause(seconds)
     line.delay_s = 0.0
 
 
-async def lose_replies(line: ChaosProxy, _: float) -> None:
+async def lose_replies(_: Scene, line: ChaosProxy, __: float) -> None:
     lost = line.lost
     line.drop_next_reply(b"EVALSHA", 3)
 
@@ -92,7 +94,7 @@ async def test_a_line_that_fails_loses_and_doubles_nothing(
         line = scene.client_line if side == "client" else scene.worker_line
         async with Load(scene.client_line.url) as load:
             for name, fault, seconds in faults:
-                await fault(line, seconds)
+                await fault(scene, line, seconds)
                 served_s = await load.served()
                 keep(
                     f"F6 {side}, {name} ({length})",

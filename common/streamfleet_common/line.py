@@ -142,9 +142,12 @@ class _Wire:
             return
         answer = self._answers.pop()
         future, _, number = self._waiting.popleft()
-        # A user who may not PING is told so each time, which is as good as a number.
-        may_not = isinstance(reply, redis_errors.NoPermissionError) and "ping" in str(reply).lower()
-        if reply != number and not may_not:
+        # A server that refuses to work (busy, loading, demoted) refuses both; and a user who may not PING is
+        # told so each time.
+        is_refused = isinstance(reply, Exception) and (
+            isinstance(answer, Exception) or isinstance(reply, redis_errors.NoPermissionError)
+        )
+        if reply != number and not is_refused:
             self._waiting.appendleft((future, 0.0, number))
             raise redis_errors.ConnectionError("an answer was lost on its way")
         if future.done():

@@ -84,7 +84,7 @@ async def test_subscribers_that_never_read_cost_their_limit_and_no_more(count: i
         f"they never read {TOKENS * len(WORD) / 1e6:.1f} MB of a stream, limit {LIMIT_BYTES >> 10} KiB each",
         f"{count - left} of them cut, at most {most / 1e6:.1f} MB more memory; a reader beside them got the "
         f"whole text; others: {account}, {load.latency()}",
-        f"at most {count * LIMIT_BYTES / 1e6:.1f} MB for them, others unharmed",
+        f"at most {count * LIMIT_BYTES / 1e6:.1f} MB for them, and the stream's own log; others unharmed",
     )
     assert text == " ".join(f"{WORD}{at}" for at in range(TOKENS))
     assert left < count, "nobody reached the limit"

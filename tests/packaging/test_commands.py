@@ -13,8 +13,8 @@ from pretend_machine import executable
 
 ROOT = Path(__file__).parents[2]
 TARGETS = {
-    "help", "bootstrap", "demo", "test", "check", "test-all", "bench", "format", "lint", "types",
-    "layers", "constraints", "clean",
+    "help", "bootstrap", "demo", "test", "check", "test-all", "chaos", "bench", "format", "lint",
+    "types", "layers", "constraints", "clean",
 }  # fmt: skip
 
 
@@ -39,7 +39,7 @@ def test_help_comes_first_and_lists_every_target(arguments: list[str]) -> None:
 def test_check_ends_with_the_very_test_target() -> None:
     tests = [line for line in recipe("test") if "pytest" in line]
 
-    assert tests == ['.venv/bin/python -m pytest -m "not slow" ']
+    assert tests == ['.venv/bin/python -m pytest -n 4 --dist loadfile -m "not slow" ']
     assert [line for line in recipe("check") if "bootstrap.py" not in line][-1:] == tests
 
 

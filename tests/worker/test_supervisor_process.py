@@ -250,11 +250,23 @@ async def test_a_successor_answers_at_the_same_port(broker: Broker, launch: Laun
 # --- before it begins
 
 
+def a_port_behind_a_free_one(listening: socket.socket) -> int:
+    """Listen on a port whose predecessor is free."""
+    while True:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = int(probe.getsockname()[1]) + 1
+            try:
+                listening.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            listening.listen()
+            return port
+
+
 async def test_each_has_a_port_of_its_own_or_none_starts(launch: Launch) -> None:
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = int(taken.getsockname()[1])
+        port = a_port_behind_a_free_one(taken)
         fleet = launch(http_port=str(port - 1))
         assert await fleet.ended() == 1
     assert f"cannot listen on 127.0.0.1:{port}" in fleet.text

@@ -8,11 +8,13 @@ from collections.abc import Callable
 PATIENCE_S = 10.0
 
 
-async def eventually(happened: Callable[[], object], what: str = "it") -> None:
-    """Return once `happened()` is true; fail if it is still not after `PATIENCE_S`."""
+async def eventually(
+    happened: Callable[[], object], what: str = "it", *, patience_s: float = PATIENCE_S
+) -> None:
+    """Return once `happened()` is true; fail if it is still not after `patience_s`."""
     try:
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(patience_s):
             while not happened():  # noqa: ASYNC110 (the server has no event for it)
                 await asyncio.sleep(0.002)
     except TimeoutError:
-        raise AssertionError(f"{what} did not happen within {PATIENCE_S:.0f} s") from None
+        raise AssertionError(f"{what} did not happen within {patience_s:.0f} s") from None

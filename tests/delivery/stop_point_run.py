@@ -22,6 +22,8 @@ from streamfleet_common.submissions import Submission
 
 LEASE_S = 1.6
 PAUSE_LEASES = 3
+PATIENCE_S = 40.0
+"""So many points at once keep a small machine busy, and each pause of its server is a lease more."""
 TOKENS = 24
 TICK_MS = 50
 
@@ -77,7 +79,11 @@ class Play:
             if point.signal == "STOP":
                 await eventually_so(lambda: self._is_past(lost_at_ms), "three leases")
                 # A server that was busy gives everybody one lease more.
-                await eventually(lambda: loss.freed_ms.keys() == loss.held.keys(), "the loss of its work")
+                await eventually(
+                    lambda: loss.freed_ms.keys() == loss.held.keys(),
+                    "the loss of its work",
+                    patience_s=PATIENCE_S,
+                )
             survivor = self._worker()
             run.survivor = await survivor.ready()
             if point.signal == "STOP":
@@ -123,7 +129,7 @@ class Play:
         # As clients do: a fleet of one worker has nobody else to miss it.
         while True:
             await self.broker.sweep()
-            await asyncio.sleep(LEASE_S / 3 * random.uniform(0.7, 1.3))
+            await asyncio.sleep(LEASE_S / 4 * random.uniform(0.7, 1.3))
 
     async def _now_ms(self) -> int:
         seconds, micros = await self._server.control.time()

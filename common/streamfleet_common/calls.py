@@ -213,9 +213,17 @@ class Calls:
         script = self._scripts[name]
         if durable and self._confirmation.is_needed:
             return await self.ask(lambda: self._durably(redis, script, args), client=redis, budget_s=budget_s)
-        line = self._connections.line(redis)
-        execute = redis.execute_command if line is None else line.call
+        execute = self._execute(redis)
         return await self.ask(lambda: script.call(execute, self._tag, args), client=redis, budget_s=budget_s)
+
+    async def command(self, *words: Any) -> Any:
+        """Run a command that is safe to repeat, behind every script that was called before it."""
+        execute = self._execute(self._connections.commands)
+        return await self.ask(lambda: execute(*words))
+
+    def _execute(self, redis: Redis) -> Callable[..., Awaitable[Any]]:
+        line = self._connections.line(redis)
+        return redis.execute_command if line is None else line.call
 
     async def _durably(self, redis: Redis, script: Script, args: Sequence[Any]) -> Any:
         run = self._confirmation.run

@@ -72,8 +72,8 @@ class Housekeeping(Steps):
     ) -> None:
         """Show a worker's card for `life_ms`; 0 takes it down, and forgets the worker's consumers.
 
-        `keep_payload` keeps the requests themselves in dead letters. `crowded` refuses new requests for as
-        long as the card lives: Redis's memory is nearly full.
+        `keep_payload` keeps the requests themselves in dead letters. `crowded` refuses new requests for half
+        the card's life: Redis's memory is nearly full.
         """
         limits = card.limits
         args: list[Any] = [card.worker, codec.encode(card), life_ms, limits.max_queue_depth]

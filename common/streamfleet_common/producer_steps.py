@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Sequence
-from functools import partial
 from typing import Any, cast
 
 from streamfleet_common import codec
@@ -62,7 +61,7 @@ class ProducerSteps(Steps):
         names = [(self.keys.record(rid),) for rid in rids]
         raws: list[Any] = []
         for batch in batches(names):
-            raws += await self._calls.ask(partial(self._commands.mget, [name for (name,) in batch]))
+            raws += await self._calls.command("MGET", *(name for (name,) in batch))
         records = [Record.parse(raw) if raw is not None else None for raw in raws]
         return [record if record and record.tenant == tenant else None for record in records]
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import pytest
 
 from hand_worker import HandWorker, delta
+from hired import eventually_so
 from lossy_proxy import LossyProxy
 from streamfleet_common import calls
 from streamfleet_common.embedded import EmbeddedBroker
@@ -133,8 +134,11 @@ async def test_noise_on_the_channel_is_no_answer(worker: HandWorker, fleet: Clie
 async def test_a_timeout_gives_up_and_cancels(worker: HandWorker, fleet: Client) -> None:
     with pytest.raises(DeadlineExceeded):
         await fleet.run(REQUEST, timeout=0.02, deadline_s=60, idempotency_key="k")
-    state = (await fleet.status(keyed_rid(b"default", "k"))).state
-    assert state == "cancelled"
+
+    async def is_cancelled() -> bool:
+        return (await fleet.status(keyed_rid(b"default", "k"))).state == "cancelled"
+
+    await eventually_so(is_cancelled, "its cancellation")
 
 
 async def test_a_timeout_is_a_deadline_too(worker: HandWorker, fleet: Client) -> None:

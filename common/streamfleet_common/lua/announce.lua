@@ -15,7 +15,7 @@ call('HSET', T .. ':workers', ARGV[1], string.format('%.0f', now + ARGV[3]) .. '
 call('HSET', T .. ':control', 'max_queue_depth', ARGV[4], 'max_queue_tokens', ARGV[5], 'lease_ms', ARGV[6],
   'dead_payload', ARGV[7])
 if ARGV[8] == '1' then
-  call('HSET', T .. ':control', 'crowded_until', string.format('%.0f', now + ARGV[3]))
+  call('HSET', T .. ':control', 'crowded_until', string.format('%.0f', now + ARGV[3] / 2))
 end
 local cards = call('HGETALL', T .. ':workers')
 for i = 1, #cards, 2 do

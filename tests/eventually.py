@@ -9,9 +9,10 @@ PATIENCE_S = 10.0
 
 
 async def eventually(
-    happened: Callable[[], object], what: str = "it", *, patience_s: float = PATIENCE_S
+    happened: Callable[[], object], what: str = "it", *, patience_s: float | None = None
 ) -> None:
-    """Return once `happened()` is true; fail if it is still not after `patience_s`."""
+    """Return once `happened()` is true; fail if it is still not after `patience_s` (`PATIENCE_S`)."""
+    patience_s = PATIENCE_S if patience_s is None else patience_s
     try:
         async with asyncio.timeout(patience_s):
             while not happened():  # noqa: ASYNC110 (the server has no event for it)

@@ -265,10 +265,10 @@ class Calls:
                 self._answered = True
                 return answer
 
-    async def once(self, command: Callable[[], Awaitable[_T]], client: Redis) -> _T:
+    async def once(self, client: Redis, *words: Any) -> Any:
         """Run a command that must not be repeated, over `client`."""
         try:
-            return await command()
+            return await self._execute(client)(*words)
         except (redis_errors.RedisError, OSError) as error:
             raise await self.failed(error, client) from error
 

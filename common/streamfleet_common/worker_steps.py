@@ -106,11 +106,13 @@ class WorkerSteps(Steps):
         self, owner: str, streams: Sequence[Stream], count: int, block_ms: int | None
     ) -> list[Entry]:
         _check_owner(owner)
-        wanted: Mapping[Any, Any] = {self.keys.stream(stream): ">" for stream in streams}
-        reader = self._connections.reader
+        block = () if block_ms is None else ("BLOCK", block_ms)
+        names = [self.keys.stream(stream) for stream in streams]
+        ids = [">"] * len(names)
         try:
-            replies: Any = await self._calls.once(
-                lambda: reader.xreadgroup(GROUP, owner, dict(wanted), count=count, block=block_ms), reader
+            replies = await self._calls.once(
+                self._connections.reader,
+                *("XREADGROUP", "GROUP", GROUP, owner, "COUNT", count, *block, "STREAMS", *names, *ids),
             )
         except BrokerUnavailable as error:
             if not is_gone(error):
@@ -118,16 +120,13 @@ class WorkerSteps(Steps):
             # The streams vanished (flushed, or deleted by hand): make them again and carry on.
             await self.create_groups()
             return []
+        # RESP3 has a map where RESP2 has pairs.
         by_stream: dict[bytes, Any] = dict(replies.items() if isinstance(replies, dict) else replies or [])
-        entries: list[Entry] = []
-        for stream in streams:
-            chunks = by_stream.get(self.keys.stream(stream).encode(), [])
-            # RESP3 wraps the entries of a stream in one more list than RESP2 does.
-            if chunks and isinstance(chunks[0], list):
-                chunks = [entry for chunk in chunks for entry in chunk]
-            for eid, fields in chunks:
-                entries.append(_entry(eid.decode(), fields, stream))
-        return entries
+        return [
+            _entry(eid.decode(), fields, stream)
+            for stream, name in zip(streams, names, strict=True)
+            for eid, fields in by_stream.get(name.encode(), ())
+        ]
 
     async def start(self, owner: str, entries: Sequence[Entry], start: Start) -> list[Delivery | NotStarted]:
         """Begin entries that this owner has read; repeated, it gives the same epochs again.
@@ -273,7 +272,10 @@ def _too_large(end: End, size: int) -> End:
     )
 
 
-def _entry(eid: str, fields: Mapping[bytes, bytes] | None, stream: Stream) -> Entry:
+def _entry(eid: str, fields: Mapping[bytes, bytes] | list[bytes] | None, stream: Stream) -> Entry:
+    if isinstance(fields, list):
+        # As the server sends them: each followed by its value.
+        fields = dict(zip(fields[::2], fields[1::2], strict=True))
     rid = (fields or {}).get(b"r", b"")
     return Entry(rid.decode("ascii", "replace"), eid, stream, (fields or {}).get(b"p", b""))
 

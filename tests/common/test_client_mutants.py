@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
+from redis.exceptions import ConnectionError as RedisConnectionError
 
 import eventually
 from broker_mutants import CLIENT
 from lossy_proxy import LossyProxy
-from streamfleet_common import connections as connections_module
 from streamfleet_common import subscriber as subscriber_module
 from streamfleet_common.broker import Broker
 from streamfleet_common.connections import Connections
+from streamfleet_common.line import Line
 from streamfleet_common.listeners import tell
 from streamfleet_common.subscriber import Subscriber
 
@@ -25,8 +25,15 @@ NOTICED = (AssertionError, pytest.fail.Exception)
 
 @pytest.fixture
 def library_retries(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The library sends a command again when its reply was lost, as it does by itself."""
-    monkeypatch.setattr(connections_module, "Retry", lambda backoff, retries: Retry(NoBackoff(), 3))
+    """A command is sent again when its reply was lost, as the library does by itself."""
+    call = Line.call
+
+    async def insist(line: Line, *words: Any) -> Any:
+        with contextlib.suppress(RedisConnectionError):
+            return await call(line, *words)
+        return await call(line, *words)
+
+    monkeypatch.setattr(Line, "call", insist)
 
 
 async def test_a_library_that_repeats(

@@ -174,6 +174,9 @@ class _Wire:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        if self._waiting and self._answers and isinstance(self._answers[0], Exception):
+            # A demoted server unblocks whoever waits with a last word, and hangs up.
+            self._take(self._waiting[0][2])
         while self._waiting:
             future, _, _ = self._waiting.popleft()
             if not future.done():

@@ -171,7 +171,7 @@ def test_build_info_tells_the_model_once_it_is_there(metrics: Metrics) -> None:
 
 
 def test_depth_is_read_at_the_scrape_and_absent_when_unknown(metrics: Metrics) -> None:
-    depths: list[Depth | None] = [Depth(3, 2, 100, 0), None, Depth(0, 0, 100, 0)]
+    depths: list[Depth | None] = [Depth(3, 2, 100, 4), None, Depth(0, 0, 100, 0)]
     metrics.registry.register(QueueDepth("q", lambda: depths.pop(0)))
     assert len(depths) == 3, "registering reads nothing"
 
@@ -186,6 +186,7 @@ def test_depth_is_read_at_the_scrape_and_absent_when_unknown(metrics: Metrics) -
         "streamfleet_queue_depth queue=q,state=queued": 3,
         "streamfleet_queue_depth queue=q,state=running": 2,
         "streamfleet_queue_max_depth queue=q": 100,
+        "streamfleet_queue_dead_letters queue=q": 4,
     }
     assert seen() == {}
     assert seen()["streamfleet_queue_depth queue=q,state=queued"] == 0

@@ -59,6 +59,14 @@ class QueueDepth(Collector):
         )
         limit.add_metric([self._queue], depth.limit)
         yield limit
+        # Read too, not counted: a supervisor, which has no metrics, may be who finds that a request kills.
+        dead = GaugeMetricFamily(
+            "streamfleet_queue_dead_letters",
+            "Dead letters that the queue keeps.",
+            labels=["queue"],
+        )
+        dead.add_metric([self._queue], depth.dead)
+        yield dead
 
     def describe(self) -> Iterator[Metric]:
         # Without it the registry would read Redis while the worker is being built.

@@ -7,13 +7,13 @@ import math
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from types import TracebackType
-from typing import Literal, Self, Unpack, overload
+from typing import Literal, Self, Unpack, get_args, overload
 
 from streamfleet_common import codec
 from streamfleet_common.cards import Card
 from streamfleet_common.connections import Connections
 from streamfleet_common.depth import Depth
-from streamfleet_common.errors import StreamfleetError
+from streamfleet_common.errors import InvalidRequest, StreamfleetError
 from streamfleet_common.records import Record
 from streamfleet_common.schemas import End, GenerateRequest, State
 from streamfleet_common.settings import Durability
@@ -45,7 +45,7 @@ class Client:
     restart of Redis ("fast"), any crash of it ("safe"), the loss of it ("replicated").
 
     Raises:
-        InvalidRequest: the queue's or the tenant's name is none.
+        InvalidRequest: the queue's or the tenant's name, or the level of durability, is none.
         BrokerUnavailable: from every method, if Redis cannot be reached or refuses to work.
     """
 
@@ -65,6 +65,9 @@ class Client:
         durability: Durability = "fast",
     ) -> None:
         self._intake = Intake(queue, tenant, secret, max_request_bytes)
+        if durability not in get_args(Durability):
+            fault = f"durability: one of {', '.join(get_args(Durability))} is wanted"
+            raise InvalidRequest(fault, problems=[fault])
         self.url = url
         self.queue = queue
         self.tenant = tenant

@@ -25,10 +25,11 @@ from streamfleet_producer.ticket import DEADLINE_S, RESULT_TTL_S, Options
 _QUEUE: TypeAdapter[str] = TypeAdapter(QueueName)
 _TENANT: TypeAdapter[str] = TypeAdapter(Tenant)
 _RID: TypeAdapter[str] = TypeAdapter(Rid)
-# The envelope counts milliseconds; whoever calls us said seconds.
-_IN_SECONDS = {
+# The envelope counts milliseconds and knows no "never"; whoever calls us said seconds, and may say that.
+_AS_CALLED = {
     "deadline_ms": f"deadline_s: 0.001 to {MAX_DEADLINE_MS // 1000} seconds are wanted",
     "result_ttl_ms": f"result_ttl_s: 1 to {MAX_RESULT_TTL_MS // 1000} seconds are wanted",
+    "retry": 'retry: "never" or a Retry is wanted',
 }
 
 MAX_TEMPLATES = 64
@@ -127,7 +128,7 @@ class Intake:
                 request=_NO_REQUEST,
             )
         except InvalidRequest as error:
-            faults = [_IN_SECONDS.get(fault.partition(":")[0], fault) for fault in error.problems]
+            faults = [_AS_CALLED.get(fault.partition(":")[0], fault) for fault in error.problems]
             raise InvalidRequest(f"options are not valid: {'; '.join(faults)}", problems=faults) from None
 
 

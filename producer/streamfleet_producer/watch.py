@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 SWEEP_S = 5.0
-"""A third of a lease: as often as a worker sweeps."""
+"""A third of a lease: somewhat less often than each worker sweeps, so that it is theirs as a rule."""
 
 
 class Watched(Protocol):

@@ -50,7 +50,7 @@ async def test_a_request_that_may_be_tried_once_is_not_tried_again(worker: HandW
 
 @pytest.mark.parametrize("wish", ["always", 3, None, {"attempts": 0}])
 async def test_no_such_policy(worker: HandWorker, fleet: Client, wish: object) -> None:
-    with pytest.raises(InvalidRequest, match="retry"):
+    with pytest.raises(InvalidRequest, match=r'retry(: "never" or a Retry is wanted|\.attempts)'):
         await fleet.submit(REQUEST, retry=wish)  # type: ignore[arg-type]
 
 
@@ -111,6 +111,11 @@ async def test_a_queue_that_takes_no_more_says_why_where_and_for_how_long(
 
 
 # --- durability
+
+
+def test_no_such_level_is_refused_before_anything_is_sent() -> None:
+    with pytest.raises(InvalidRequest, match="durability: one of fast, safe, replicated"):
+        Client(durability="sure")  # type: ignore[arg-type]
 
 
 @pytest.fixture

@@ -113,6 +113,7 @@ _LOST_WORKER = _end(
 _DEAD = _end(
     "dead",
     "generation_failed",
-    "workers die of this request, also when they run nothing else: it is in the dead letters",
+    "workers die of this request, also when they run nothing else: do not send it again as it is; "
+    "it is in the dead letters",
     retryable=False,
 )

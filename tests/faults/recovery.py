@@ -30,6 +30,7 @@ from faults.processes import Fleet, settings
 from faults.scene import until
 from hired import submit
 from streamfleet_common.records import Record
+from streamfleet_worker.worker import SWEEPS
 
 WORKERS = 3
 RUNNING = 24
@@ -52,7 +53,7 @@ class Recovery:
     @property
     def bound_ms(self) -> float:
         """N, or what is promised of a supervisor."""
-        return SUPERVISED_MS if self.supervised else 1000 * self.lease_s * (1 + 1.3 / 3)
+        return SUPERVISED_MS if self.supervised else 1000 * self.lease_s * (1 + 1.3 / SWEEPS)
 
     def is_prompt(self) -> bool:
         return max(self.took_ms) <= self.bound_ms + SLACK_MS

@@ -12,7 +12,7 @@ from itertools import chain
 from typing import Any, cast
 
 from streamfleet_common import codec
-from streamfleet_common.calls import batches, is_gone
+from streamfleet_common.calls import BATCH, batches, is_gone
 from streamfleet_common.connections import BLOCK_MS
 from streamfleet_common.deliveries import (
     Delivery,
@@ -153,13 +153,15 @@ class WorkerSteps(Steps):
     ) -> Taken:
         """Begin `entries` that were read, and up to `count` new ones of `streams`, in this order.
 
-        Does not wait. Of suspects ("solo") it takes one, and then nothing else. If the reply is lost, `given`
-        knows what was taken.
+        At most `BATCH` of each: a caller with more room looks again. Does not wait. Of suspects ("solo") it
+        takes one, and then nothing else. If the reply is lost, `given` knows what was taken.
 
         Raises:
             InvalidRequest: an owner whose name no record can hold.
         """
-        args = _start_args(owner, start, count, streams, [(entry.rid, entry.place) for entry in entries])
+        entries = entries[:BATCH]
+        items = [(entry.rid, entry.place) for entry in entries]
+        args = _start_args(owner, start, min(count, BATCH), streams, items)
         make_room, now, *replies = await self._calls.script("start", args)
         now_ms = int(now)
         started: list[tuple[Entry, Delivery | NotStarted]] = []

@@ -11,6 +11,7 @@ from broker_parts import START, begin, finish, submission, take_all
 from server_view import OTHER, RID, T, assert_drained, calls_of, events_of, pending_in, record_of
 from silence import lose
 from streamfleet_common.broker import Broker
+from streamfleet_common.calls import BATCH
 from streamfleet_common.connections import Connections
 from streamfleet_common.deliveries import Delivery, Taken
 from streamfleet_common.errors import BrokerUnavailable
@@ -157,6 +158,14 @@ async def test_one_call_does_it_all(broker: Broker, raw: Any) -> None:
     raw.config_resetstat()
     await broker.take("w1", START, streams=["high", "normal", "bulk"], count=3)
     assert calls_of(raw, "evalsha") == 1
+
+
+async def test_more_room_than_one_call_can_fill(broker: Broker) -> None:
+    # Begun in one call, so many would need more values than Lua can unpack.
+    await broker.submit([submission() for _ in range(4096)], max_queue_depth=5000)
+    taken = await broker.take("w1", START, streams=["normal"], count=4096)
+    assert len(taken.started) == BATCH
+    assert all(isinstance(one, Delivery) for _, one in taken.started)
 
 
 async def test_many_takers_share_without_overlap(broker: Broker, connections: Connections, raw: Any) -> None:

@@ -132,6 +132,10 @@ class Subscriber:
     def _remove(self, channel: str, ear: Ear) -> None:
         if not self._ears.remove(channel, ear):
             return
+        if channel not in self._known.asked:
+            # The server never heard of it. While it is away, nothing else would take these off.
+            self._changed.pop(channel, None)
+            return
         self._changed[channel] = None
         self._left += 1
         if self._left >= LEAVE_AT_ONCE:

@@ -379,6 +379,7 @@ async def test_no_server() -> None:
         with pytest.raises(BrokerUnavailable, match="is it running") as caught:
             await subscriber.subscribe([("c", Recorder())], timeout_s=0.1)
         assert "s3cret" not in str(caught.value)
+    assert not subscriber._changed, "nothing piles up while there is no server"
     await subscriber.close()
     await connections.close()
 

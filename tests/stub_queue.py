@@ -110,7 +110,8 @@ class StubQueue:
         for entry in held:
             del self.pending[entry.rid]
             self.released.append(entry.rid)
-            again = entry.stream if entry.stream in AGAIN else cast(Stream, f"{entry.stream}:again")
+            stays = entry.stream == "solo" or entry.stream in AGAIN
+            again = entry.stream if stays else cast(Stream, f"{entry.stream}:again")
             self.streams[again].append(entry.rid)
         return [True] * len(held)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from eventually import eventually
 from streamfleet_common.deliveries import Entry
 from streamfleet_common.schemas import LANES
+from streamfleet_worker.consumer import AUDIT_S
 from stub_queue import Post, StubQueue, names
 
 
@@ -95,6 +96,28 @@ async def test_a_suspect_whose_reply_was_lost_still_runs_alone(queue: StubQueue,
     assert post.delivered == ["suspect"]
     post.end("suspect")
     await eventually(lambda: post.delivered == ["suspect", "ghost"], "the rest")
+
+
+async def test_busy_it_gives_a_suspect_back_whose_reply_was_lost(queue: StubQueue, post: Post) -> None:
+    queue.put("high", "a")
+    post.begin()
+    await eventually(lambda: post.delivered == ["a"], "company")
+    queue.pending["suspect"] = Entry("suspect", "suspect-0", "solo", b"")
+    queue.pending["ghost"] = Entry("ghost", "ghost-0", "normal", b"")
+    post.now = AUDIT_S
+    await eventually(lambda: "ghost" in post.delivered, "the other one")
+    assert (post.delivered, queue.released) == (["a", "ghost"], ["suspect"])
+
+
+async def test_beside_a_suspect_it_gives_everything_back(queue: StubQueue, post: Post) -> None:
+    queue.put("solo", "suspect")
+    post.begin()
+    await eventually(lambda: post.delivered == ["suspect"], "the suspect")
+    queue.pending["ghost"] = Entry("ghost", "ghost-0", "normal", b"")
+    queue.pending["other"] = Entry("other", "other-0", "solo", b"")
+    post.now = AUDIT_S
+    await eventually(lambda: queue.released == ["ghost", "other"], "what was given without a word")
+    assert post.delivered == ["suspect"]
 
 
 async def test_waits_are_handed_to_the_rotation(queue: StubQueue, post: Post) -> None:

@@ -107,7 +107,7 @@ async def test_what_it_never_heard_of_goes_back_with_the_rest(
     _, begun = await broker.read("w1", ["normal"], 2, block_ms=None)
     await broker.start("w1", [begun], Start(worker="w1", model="m"))
     # Or it would find them in time.
-    hired.worker._intake.room = lambda: 0  # type: ignore[method-assign]
+    hired.worker._consumer._audit_s = 3600.0
     hired.engine.is_open = True
     await hired.drained()
     for rid in rids:

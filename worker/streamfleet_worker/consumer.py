@@ -105,9 +105,11 @@ class Consumer:
                 self.polled_at = self._clock()
                 # Not for ever, so that `polled_at` goes on to show that we are alive.
                 await _wait(self._woken, self._block_ms / 1000)
-                continue
+                if self._stopping.is_set() or not self._must_ask():
+                    continue
             try:
-                await self._look(room, start)
+                # Asked however full it is: what a lost reply has begun would soon count as lost by us.
+                await (self._look(room, start) if room > 0 else self._audit(start))
             except BrokerUnavailable as error:
                 self._doubt()
                 failures += 1
@@ -130,17 +132,8 @@ class Consumer:
         return self._room()
 
     async def _look(self, room: int, start: Start) -> None:
-        if self._unsure or self._clock() - self._audited_at >= self._audit_s:
-            self._audited_at = self._clock()
-            # Asked before the look, so that the last of these comes after the time of doubt.
-            self._unsure = self._clock() < self._unsure_until
-            unseen = await self._broker.given(self._owner, known=self._known())
-            # However many, they are ours already; but a suspect runs alone, and the others wait for it.
-            if suspects := [entry for entry in unseen if entry.stream == "solo"]:
-                self._unsure = True
-            if unseen:
-                await self._take(start, 0, suspects[:1] or unseen)
-                return
+        if self._must_ask() and await self._audit(start):
+            return
         if await self._take(start, room) or self._alone or self._stopping.is_set():
             return
         # Of the suspects none is waited for, since it would have to come alone.
@@ -156,6 +149,39 @@ class Consumer:
             # the others have left.
             share = -(-room // self._peers)
             await self._take(start, max(0, share - len(entries)), entries)
+
+    def _must_ask(self) -> bool:
+        return self._unsure or self._clock() - self._audited_at >= self._audit_s
+
+    async def _audit(self, start: Start) -> bool:
+        """Begin, or give back, what was given to us without our hearing of it; whether there was any."""
+        self._audited_at = self._clock()
+        # Asked before the look, so that the last of these comes after the time of doubt.
+        self._unsure = self._clock() < self._unsure_until
+        unseen = await self._broker.given(self._owner, known=self._known())
+        if not unseen:
+            return False
+        suspects = [entry for entry in unseen if entry.stream == "solo"]
+        # However many, they are ours already; but a suspect runs alone, and the others wait for it.
+        if self._empty():
+            self._unsure = self._unsure or bool(suspects)
+            await self._take(start, 0, suspects[:1] or unseen)
+            return True
+        if unfit := unseen if self._alone else suspects:
+            self._unsure = True  # of the others, if there are any
+            await self._give_back(unfit, start)
+        else:
+            await self._take(start, 0, unseen)
+        return True
+
+    async def _give_back(self, entries: Sequence[Entry], start: Start) -> None:
+        """Return what may not run beside what does. Nothing is counted against it."""
+        were_only_read = await self._broker.release(entries)
+        begun = [entry for entry, only_read in zip(entries, were_only_read, strict=True) if not only_read]
+        if begun:
+            # By a look whose reply was lost. Begun again, each tells its epoch, without which it is not ours.
+            outcomes = await self._broker.start(self._owner, begun, start)
+            await self._broker.release([one for one in outcomes if isinstance(one, Delivery)])
 
     async def _take(self, start: Start, count: int, entries: Sequence[Entry] = ()) -> bool:
         """Begin entries that were read, and up to `count` others; whether there were any."""

@@ -1,0 +1,60 @@
+"""Workers that were given work whose reply was lost, and have no room for it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from eventually import eventually
+from gated_engine import GatedEngine
+from hired import Hired, ends, eventually_so, record, submit
+from streamfleet_common.broker import Broker
+from streamfleet_common.keys import Stream
+from streamfleet_common.schemas import Start
+
+Hire = Callable[..., Awaitable[Hired]]
+
+
+async def take_in_its_name(broker: Broker, owner: str, stream: Stream) -> None:
+    """What the server does for a look of this worker, whose reply is lost."""
+    taken = await broker.take(owner, Start(worker=owner, model="m"), streams=[stream], count=1)
+    assert len(taken.started) == 1
+
+
+async def test_a_full_worker_finds_what_it_has_begun_before_that_counts_as_lost(
+    broker: Broker, hire: Hire
+) -> None:
+    hired = await hire(GatedEngine(is_open=False, max_batch_size=1), lease_s=2.0)
+    running, unheard = await submit(broker, ["ECHO 2"]), await submit(broker, ["ECHO 2"])
+    await eventually(lambda: hired.engine.added == running, "a full batch")
+    await take_in_its_name(broker, "w1", "normal")
+    await eventually(lambda: hired.engine.added == running + unheard, "what it had not heard of")
+    hired.engine.is_open = True
+    for answer in await ends(broker, running + unheard):
+        assert (answer.state, answer.attempt) == ("done", 1)
+    assert (await record(broker, unheard[0])).crashes == 0
+
+
+async def test_a_busy_worker_gives_a_suspect_back_and_runs_it_alone_later(broker: Broker, hire: Hire) -> None:
+    suspect = await submit(broker, ["ECHO 2"])
+    stream: Stream
+    for owner, stream in (("x1", "normal"), ("x2", "normal:again")):
+        await take_in_its_name(broker, owner, stream)
+        assert await broker.hand_back(owner, crashed=True) == 1
+    running = await submit(broker, ["ECHO 2"])
+    # In its name before it is there, or it would begin with the suspect.
+    await take_in_its_name(broker, "x3", "solo")
+    hired = await hire(GatedEngine(is_open=False), lease_s=2.0)
+    await eventually(lambda: hired.engine.added == running, "company")
+    assert await broker.hand_back("x3", crashed=False) == 1
+    await take_in_its_name(broker, "w1", "solo")
+
+    async def is_back() -> bool:
+        return (await record(broker, suspect[0])).state == "queued"
+
+    await eventually_so(is_back, "its return")
+    assert hired.engine.added == running
+    hired.engine.is_open = True
+    assert [answer.state for answer in await ends(broker, running + suspect)] == ["done", "done"]
+    assert hired.engine.most_held == 1
+    found = await record(broker, suspect[0])
+    assert (found.crashes, found.solo_losses) == (2, 0)

@@ -209,7 +209,9 @@ class EventReader:
         self.voids.append(self._transcript.void)
 
     def _take_end(self, frame: Frame, *, last_word: bool) -> None:
-        if frame.epoch < self._transcript.epoch:
+        if frame.epoch < self._transcript.epoch and not last_word:
+            # Noise, or the server lost what came after it: only the record can tell.
+            self._doubt = True
             return
         end = end_of(frame)
         failure = failure_of(end)

@@ -49,6 +49,11 @@ class Tokens:
             logprobs=choice.logprobs[len(ids) :],
         )
 
+    def agree_with(self, choice: Choice) -> bool:
+        """Whether these tokens and the choice's are the same, as far as both go."""
+        ids = self.ids.get(choice.index, ())
+        return all(ours == theirs for ours, theirs in zip(ids, choice.token_ids, strict=False))
+
     def or_longer(self, other: Tokens) -> Tokens:
         """Of each choice the longer list of the two; one must begin with the other."""
         longest = Tokens()
@@ -102,8 +107,12 @@ class Transcript:
         return restart
 
     def proves(self, end: End) -> bool:
-        """Whether the end says that nothing is missing."""
-        return end.of == self.epoch > 0 and self.seq == end.last_seq
+        """Whether the end says that nothing is missing, and of another attempt.
+
+        A server that lost data counts epochs anew, so that two attempts may bear the same number.
+        """
+        counted = end.of == self.epoch > 0 and self.seq == end.last_seq
+        return counted and all(map(self.shown.agree_with, end.choices))
 
     def complete(self, end: End) -> list[Restart | Delta]:
         """The events that are missing before an end, made of the whole text that it carries.

@@ -149,13 +149,13 @@ async def test_noise_on_the_channel_does_no_harm(worker: HandWorker, fleet: Clie
 
 
 async def test_what_is_too_large_for_a_channel_comes_from_the_log(worker: HandWorker, fleet: Client) -> None:
-    large = Delta(token_ids=(1,), texts=("x" * 20_000,))
+    large = Delta(token_ids=(0,), texts=("x" * 20_000,))
     async with fleet.stream(REQUEST) as tokens:
         [work] = await worker.take()
         await worker.emit(work, large)
-        await worker.emit(work, delta("y"))
+        await worker.emit(work, delta("y", 1))
         await worker.finish(work, "z" * 20_000)
-        assert [event async for event in tokens] == [large, delta("y")]
+        assert [event async for event in tokens] == [large, delta("y", 1)]
     assert tokens.result.text == "z" * 20_000
 
 
@@ -554,9 +554,8 @@ async def test_whatever_a_slow_reader_has_no_room_for_is_not_lost(
 async def test_a_slow_reader_is_bounded_in_bytes(worker: HandWorker, fleet: Client) -> None:
     async with fleet.stream(REQUEST, max_buffered_bytes=10_000) as tokens:
         [work] = await worker.take()
-        large = Delta(token_ids=(1,), texts=("x" * 3000,))
-        for _ in range(20):
-            await worker.emit(work, large)
+        for place in range(20):
+            await worker.emit(work, Delta(token_ids=(place,), texts=("x" * 3000,)))
             assert sum(map(len, tokens._reader._frames)) == tokens._reader._bytes <= 10_000
         await worker.finish(work, "x" * 60_000)
         assert len(await text_of(tokens)) == 60_000

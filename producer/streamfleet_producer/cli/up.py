@@ -168,7 +168,7 @@ def _broker(
         return
     chosen = port or _free_port()
     with EmbeddedBroker(data, chosen) as broker:
-        kept = f"data in {data}" if data is not None else "data kept until the end of this command"
+        kept = f"data in {data}" if data is not None else "data goes with this command"
         url = DEFAULT_URL if chosen == DEFAULT_PORT else f"redis://localhost:{chosen}/0"
         _print(f"broker    Valkey {broker.version} on {url}, {kept}")
         if port is None and chosen != DEFAULT_PORT:

@@ -167,10 +167,8 @@ class Workers:
 
 def _description(facts: Mapping[str, Any]) -> str:
     device = str(facts["device"]).partition(" (")[0]  # what follows is for a log
-    return (
-        f"{facts['model']} in {facts['precision']} on {device}, "
-        f"up to {facts['max_batch_size']} requests in a batch"
-    )
+    precision = "" if facts["precision"] == "none" else f" in {facts['precision']}"  # scripted: no model
+    return f"{facts['model']}{precision} on {device}, up to {facts['max_batch_size']} requests in a batch"
 
 
 def _metrics_url(port: int | None) -> str:

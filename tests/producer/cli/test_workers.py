@@ -52,10 +52,10 @@ class Scene:
     def start(self, number: int, name: str) -> None:
         self.process.log("worker started", supervisor="s", number=number, name=name, pid=1)
 
-    def serve(self, name: str, port: int) -> None:
+    def serve(self, name: str, port: int, precision: str = "float32") -> None:
         self.process.log("listening", worker=name, port=port)
         self.process.log(
-            "ready", worker=name, model="m", precision="float32", device="cpu (1 thread)", max_batch_size=8
+            "ready", worker=name, model="m", precision=precision, device="cpu (1 thread)", max_batch_size=8
         )
 
     def end(self, number: int, name: str, reason: str, **fields: Any) -> None:
@@ -87,6 +87,12 @@ def test_each_is_announced_once_it_serves(scene: Scene) -> None:
     assert not scene.workers.wait_ready(0.0)
     scene.serve("a", 4001)
     assert scene.workers.wait_ready(0.0)
+
+
+def test_a_worker_without_a_model_has_no_precision_to_speak_of(scene: Scene) -> None:
+    scene.start(1, "a")
+    scene.serve("a", 4000, precision="none")
+    assert scene.said[0] == "worker 1  m on cpu, up to 8 requests in a batch"
 
 
 def test_an_end_is_told_with_its_reason_and_what_follows(scene: Scene) -> None:

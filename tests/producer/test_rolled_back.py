@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from hand_worker import HandWorker, Work, delta
-from streamfleet_producer import Client, GenerateRequest, IncompleteGeneration, Restart
+from streamfleet_producer import Client, Delta, GenerateRequest, IncompleteGeneration, Restart
 
 REQUEST = GenerateRequest(prompt="hello", max_tokens=8)
 
@@ -46,6 +46,7 @@ async def test_an_end_of_a_lower_epoch_ends_the_stream(worker: HandWorker, fleet
         async with asyncio.timeout(10):
             restart, rest = [event async for event in tokens.events()]
     assert isinstance(restart, Restart)
+    assert isinstance(rest, Delta)
     assert rest.text == tokens.result.text == "hey"
 
 

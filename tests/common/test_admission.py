@@ -166,3 +166,10 @@ async def test_requests_are_counted_before_tokens(broker: Broker) -> None:
     await broker.announce(card(max_queue_depth=1, max_queue_tokens=COST))
     answers = await broker.submit([submission(), submission()])
     assert answers[1].reason == "requests"
+
+
+async def test_a_fast_queue_that_is_paused_is_not_asked_every_moment(broker: Broker, raw: Any) -> None:
+    raw.hset(f"{T}:sweep", "rate", "100000")
+    raw.hset(f"{T}:control", "paused", "1")
+    (answer,) = await broker.submit([submission()])
+    assert (answer.reason, answer.retry_after_s) == ("paused", 1.0)

@@ -46,7 +46,9 @@ local function full(why)
     retry_after = 1000
     if rate > 0 then retry_after = math.max(100, math.min(30000, math.ceil(depth / 10 / rate * 1000))) end
   end
-  return 'full|' .. depth .. '|' .. limit .. '|' .. why .. '|' .. retry_after
+  -- How fast requests end says nothing about when a pause does, or how soon memory is free.
+  local after = (why == 'paused' or why == 'memory') and math.max(1000, retry_after) or retry_after
+  return 'full|' .. depth .. '|' .. limit .. '|' .. why .. '|' .. after
 end
 
 local replies, accepted, batch, added = {}, {}, {}, 0

@@ -23,8 +23,9 @@ async def roll_back(worker: HandWorker, work: Work, record: bytes) -> None:
     keys = worker.broker.keys
     await worker.redis.delete(keys.log(work.rid), keys.stream("normal"), keys.stream("normal:again"))
     await worker.broker.create_groups()
-    fields = {"r": work.rid, "p": work.delivery.entry.payload}
-    eid = await worker.redis.xadd(keys.stream("normal"), fields)
+    payload = work.delivery.entry.payload
+    eid = await worker.redis.xadd(keys.stream("normal"), {"r": work.rid, "p": payload})
+    assert isinstance(eid, bytes)
     head = record.split(b"|")
     await worker.redis.set(keys.record(work.rid), b"|".join([*head[:2], b"n" + eid, *head[3:]]))
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from typing import cast
+
+import redis
 
 from eventually import eventually
 from gated_engine import GatedEngine
-from hired import Hired, ends, eventually_so, record, submit
+from hired import Hired, ends, events, eventually_so, record, submit, text_of
 from streamfleet_common.broker import Broker
 from streamfleet_common.keys import Stream
 from streamfleet_common.schemas import Start
@@ -32,6 +35,30 @@ async def test_a_full_worker_finds_what_it_has_begun_before_that_counts_as_lost(
     for answer in await ends(broker, running + unheard):
         assert (answer.state, answer.attempt) == ("done", 1)
     assert (await record(broker, unheard[0])).crashes == 0
+
+
+async def test_what_a_server_rolled_back_gives_out_again_goes_on_as_it_was(
+    broker: Broker, hire: Hire, raw: redis.Redis
+) -> None:
+    hired = await hire(GatedEngine(is_open=False))
+    (rid,) = await submit(broker, ["ECHO 20"], stream=True)
+    hired.engine.allowed = 6
+    await eventually(lambda: hired.engine.taken == 6, "some tokens")
+    await eventually(lambda: raw.xlen(broker.keys.log(rid)) > 1, "their event")
+    # As it was before the worker took it.
+    state, _, place, _, _, _, *rest = cast(bytes, raw.get(broker.keys.record(rid))).split(b"|")
+    waiting = [b"Q" + state[1:], b"0", place, b"", b"0", b"0", *rest]
+    raw.set(broker.keys.record(rid), b"|".join(waiting))
+    raw.xgroup_destroy(broker.keys.stream("normal"), "w")
+
+    async def is_taken() -> bool:
+        return (await record(broker, rid)).state == "running"
+
+    await eventually_so(is_taken, "the second time")
+    hired.engine.is_open = True
+    (answer,) = await ends(broker, [rid])
+    assert text_of(await events(broker, rid)) == answer.text
+    assert hired.engine.added == [rid]
 
 
 async def test_a_busy_worker_gives_a_suspect_back_and_runs_it_alone_later(broker: Broker, hire: Hire) -> None:

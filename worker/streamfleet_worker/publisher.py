@@ -85,6 +85,10 @@ class Publisher:
         held = self._held.get(key)
         return held is not None and held.finished is None
 
+    def answers_for(self, key: Key) -> bool:
+        """Whether this request is held, ended or not."""
+        return key in self._held
+
     def places(self) -> set[str]:
         """Where the entries of what is held lie."""
         return {held.delivery.entry.place for held in self._held.values()}

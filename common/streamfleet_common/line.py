@@ -34,7 +34,7 @@ class Line:
         self._pool = pool
         self._timeout_s = timeout_s
         self._wire: _Wire | None = None
-        self._connecting = asyncio.Lock()
+        self._connecting: asyncio.Task[_Wire] | None = None
         self._retired: set[_Wire] = set()
 
     @staticmethod
@@ -51,20 +51,30 @@ class Line:
         """
         wire = self._wire
         if wire is None or wire.is_broken:
-            wire = await self._connect()
+            wire = await self._connected()
         return await wire.call(words)
 
+    async def _connected(self) -> _Wire:
+        # All who want it share one attempt: behind a dead line each would wait for all before him otherwise.
+        if self._connecting is None:
+            self._connecting = asyncio.create_task(self._connect(), name="line-connect")
+            self._connecting.add_done_callback(self._settle)
+        return await asyncio.shield(self._connecting)
+
     async def _connect(self) -> _Wire:
-        async with self._connecting:
-            if self._wire is None or self._wire.is_broken:
-                connection: Any = self._pool.make_connection()  # type: ignore[no-untyped-call]
-                try:
-                    await connection.connect()
-                except BaseException:
-                    await connection.disconnect(nowait=True)
-                    raise
-                self._wire = _Wire(connection, self._timeout_s)
-            return self._wire
+        connection: Any = self._pool.make_connection()  # type: ignore[no-untyped-call]
+        try:
+            await connection.connect()
+        except BaseException:
+            await connection.disconnect(nowait=True)
+            raise
+        self._wire = _Wire(connection, self._timeout_s)
+        return self._wire
+
+    def _settle(self, connecting: asyncio.Task[_Wire]) -> None:
+        self._connecting = None
+        if not connecting.cancelled():
+            connecting.exception()  # those who wanted it may have been cancelled meanwhile
 
     def renew(self) -> None:
         """Connect anew for the next call; those under way end over the old connection."""
@@ -75,6 +85,9 @@ class Line:
 
     async def close(self) -> None:
         """End the connection; whoever still waits gets a `ConnectionError`."""
+        if self._connecting is not None:
+            self._connecting.cancel()
+            await asyncio.wait([self._connecting])
         wires, self._wire = {self._wire, *self._retired}, None
         for wire in wires:
             if wire is not None:

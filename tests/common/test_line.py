@@ -126,3 +126,27 @@ async def test_closed_it_fails_whoever_waits(line: Line, raw: Any) -> None:
 async def test_large_answers_and_large_calls(line: Line) -> None:
     big = "x" * 3_000_000
     assert await asyncio.gather(*(line.call("ECHO", big) for _ in range(3))) == [big.encode()] * 3
+
+
+async def test_all_share_one_attempt_to_connect(monkeypatch: pytest.MonkeyPatch, redis_url: str) -> None:
+    connections = Connections.open(redis_url)
+    pool: Any = connections.commands.connection_pool
+    line = Line(pool, timeout_s=5.0)
+    made = pool.make_connection
+    attempts = []
+
+    def make() -> Any:
+        connection = made()
+        attempts.append(connection)
+        if len(attempts) == 1:
+            connection.port = 1  # where nobody listens
+        return connection
+
+    monkeypatch.setattr(pool, "make_connection", make)
+    answers = await asyncio.gather(*(line.call("PING") for _ in range(20)), return_exceptions=True)
+    assert [type(answer) for answer in answers] == [redis_errors.ConnectionError] * 20
+    assert len(attempts) == 1
+    assert await asyncio.gather(*(line.call("ECHO", "x") for _ in range(20))) == [b"x"] * 20
+    assert len(attempts) == 2
+    await line.close()
+    await connections.close()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
 
@@ -11,6 +12,7 @@ from gated_engine import GatedEngine
 from hired import Hired, end, ends, record, submit
 from hired_view import echo
 from streamfleet_common.broker import Broker
+from streamfleet_common.deliveries import Finish
 from streamfleet_common.errors import GenerationFailed
 from streamfleet_common.schemas import Retry
 
@@ -36,6 +38,33 @@ async def test_an_engine_that_dies_gives_back_what_it_ran_and_its_death_counts(
     assert not hired.worker.abandoned
     await hire()
     assert {answer.text for answer in await ends(broker, rids + later)} == {echo(50)}
+
+
+async def test_what_is_complete_when_the_engine_dies_is_told(
+    broker: Broker, hire: Hire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, finish = asyncio.Event(), Broker.finish
+
+    async def late(self: Broker, finishes: Sequence[Finish]) -> list[bool]:
+        await gate.wait()
+        return await finish(self, finishes)
+
+    monkeypatch.setattr(Broker, "finish", late)
+    hired = await hire(GatedEngine(), drain_timeout_s=3600.0)
+    (complete,) = await submit(broker, ["ECHO 1"])
+    publisher = hired.worker._publisher
+    await eventually(lambda: publisher.held == 1 and not publisher.unfinished(), "its answer")
+    hired.engine.is_open = False
+    (running,) = await submit(broker, ["ECHO 50"])
+    await eventually(lambda: len(hired.engine.added) == 2, "its turn")
+    hired.engine.broken = MemoryError("out of cache")
+    await eventually(lambda: hired.worker.vitals.fault is not None, "the fault")
+    gate.set()
+    with pytest.raises(GenerationFailed, match="engine died"):
+        await hired.ended()
+    assert (await end(broker, complete)).text == echo(1)
+    assert (await record(broker, complete)).crashes == 0
+    assert (await record(broker, running)).crashes == 1
 
 
 async def test_an_engine_that_dies_in_a_drain_ends_the_drain(broker: Broker, hire: Hire) -> None:

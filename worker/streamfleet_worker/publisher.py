@@ -66,6 +66,8 @@ class Publisher:
         self._work = asyncio.Event()
         self._empty = asyncio.Event()
         self._empty.set()
+        self._told = asyncio.Event()
+        self._told.set()
 
     @property
     def held(self) -> int:
@@ -116,6 +118,7 @@ class Publisher:
                 held.prefill = event
             self._dirty[output.key] = held
         if self._dirty:
+            self._told.clear()
             self._work.set()
 
     def lose(self, keys: list[Key]) -> None:
@@ -128,6 +131,10 @@ class Publisher:
         self._forget(lost)
         self._settle()
 
+    async def wait_told(self) -> None:
+        """Until all that was taken so far is published."""
+        await self._told.wait()
+
     async def wait_empty(self) -> None:
         """Until every request held has ended."""
         await self._empty.wait()
@@ -138,6 +145,8 @@ class Publisher:
             await self._work.wait()
             self._work.clear()
             await self._publish(identity)
+            if not self._dirty:
+                self._told.set()
 
     async def _publish(self, identity: End) -> None:
         dirty, self._dirty = self._dirty, {}

@@ -30,6 +30,8 @@ from streamfleet_worker.vitals import Vitals
 
 LAST_WORDS_S = 5.0
 """How long a drain that has run out of time goes on trying to say so."""
+TELL_S = 1.0
+"""How long what is complete is told before the rest is handed back: longer only where Redis is away."""
 LEASE_S = 15.0
 STEP_LIMIT_S = 300.0
 AUDITS = 4
@@ -255,6 +257,10 @@ class Worker:
         if not await self._finish_running(self._drain_timeout_s, self._hurry):
             # What is complete is told first, unless there is nobody left to tell it.
             told = self._publishing is not None and not self._publishing.done()
+            if told:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(TELL_S):
+                        await self._publisher.wait_told()
             await self._hand_back(self._publisher.unfinished() if told else self._publisher.deliveries())
             if not await self._finish_running(LAST_WORDS_S):
                 # What was still on its way into the engine, or could not be told.

@@ -9,6 +9,8 @@ from chaos.history import WORK_STREAMS, History
 from streamfleet_common.schemas import Start
 
 MAX_SOLO = 2
+SWEEPS = 4
+"""So often within a lease every worker sweeps, give or take three tenths."""
 SLACK_MS = 1500.0
 """How late a sweep may come, and be seen, on a machine that has other work too."""
 FOR_EVER = frozenset({"sweep", "control", "workers", "dead", *(f"s:{name}" for name in WORK_STREAMS)})
@@ -113,7 +115,7 @@ def innocents(history: History) -> dict[str, bool]:
 
 def recovery_is_prompt(history: History) -> Broken:
     """I11: what a lost worker ran is taken from it within N, and one lease more for each outage."""
-    bound_ms = history.lease_ms * (1 + 1.3 / 3) + SLACK_MS
+    bound_ms = history.lease_ms * (1 + 1.3 / SWEEPS) + SLACK_MS
     for loss in history.losses:
         if not loss.is_watched:
             continue

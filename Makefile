@@ -37,7 +37,7 @@ check: bootstrap ## what the continuous integration runs: format, lint, types, l
 	@$(MAKE) --no-print-directory test
 
 test-all: bootstrap ## every test, the slow ones too
-	@$(PY) -m pytest $(ARGS)
+	@$(PY) -m pytest -n 3 --dist loadfile $(ARGS)
 
 chaos: bootstrap ## break all there is under a fleet, judge every request (SEED=1 SEEDS=1 REQUESTS=1000)
 	@$(PY) tests/chaos/run.py --seed $(SEED) --seeds $(SEEDS) --requests $(REQUESTS)

@@ -2,7 +2,7 @@
 
 With `FAULT_FIGURES` set to a file, each line takes the place of the one that the file has of the same fault:
 
-    FAULT_FIGURES=tests/faults/FIGURES make test-all ARGS="tests/faults -s"
+    FAULT_FIGURES=tests/faults/FIGURES make test-all ARGS="-n 0 tests/faults -s"
 """
 
 from __future__ import annotations

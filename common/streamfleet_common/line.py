@@ -59,7 +59,15 @@ class Line:
         if self._connecting is None:
             self._connecting = asyncio.create_task(self._connect(), name="line-connect")
             self._connecting.add_done_callback(self._settle)
-        return await asyncio.shield(self._connecting)
+        connecting = self._connecting
+        try:
+            return await asyncio.shield(connecting)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if connecting.cancelled() and (task is None or not task.cancelling()):
+                # It is the line that was closed; whoever calls over it goes on.
+                raise redis_errors.ConnectionError("the connection was closed") from None
+            raise
 
     async def _connect(self) -> _Wire:
         connection: Any = self._pool.make_connection()  # type: ignore[no-untyped-call]

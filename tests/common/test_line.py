@@ -150,3 +150,20 @@ async def test_all_share_one_attempt_to_connect(monkeypatch: pytest.MonkeyPatch,
     assert len(attempts) == 2
     await line.close()
     await connections.close()
+
+
+async def test_closed_while_it_connects_it_cancels_nobody() -> None:
+    async def ignore(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    async with await asyncio.start_server(ignore, "127.0.0.1", 0) as server:
+        connections = Connections.open(f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}/0")
+        line = Line(connections.commands.connection_pool, timeout_s=60.0)
+        waiting = [asyncio.create_task(line.call("PING")) for _ in range(3)]
+        await eventually(lambda: line._connecting is not None, "the attempt")
+        await line.close()
+        answers = await asyncio.gather(*waiting, return_exceptions=True)
+        assert [type(answer) for answer in answers] == [redis_errors.ConnectionError] * 3
+        assert not any(task.cancelled() for task in waiting)
+        await connections.close()

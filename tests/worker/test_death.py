@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 
 import pytest
 
@@ -11,8 +10,8 @@ from eventually import eventually
 from gated_engine import GatedEngine
 from hired import Hired, end, ends, record, submit
 from hired_view import echo
+from late_finishes import hold_finishes
 from streamfleet_common.broker import Broker
-from streamfleet_common.deliveries import Finish
 from streamfleet_common.errors import GenerationFailed
 from streamfleet_common.schemas import Retry
 
@@ -43,13 +42,7 @@ async def test_an_engine_that_dies_gives_back_what_it_ran_and_its_death_counts(
 async def test_what_is_complete_when_the_engine_dies_is_told(
     broker: Broker, hire: Hire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gate, finish = asyncio.Event(), Broker.finish
-
-    async def late(self: Broker, finishes: Sequence[Finish]) -> list[bool]:
-        await gate.wait()
-        return await finish(self, finishes)
-
-    monkeypatch.setattr(Broker, "finish", late)
+    told = hold_finishes(monkeypatch)
     hired = await hire(GatedEngine(), drain_timeout_s=3600.0)
     (complete,) = await submit(broker, ["ECHO 1"])
     publisher = hired.worker._publisher
@@ -59,7 +52,7 @@ async def test_what_is_complete_when_the_engine_dies_is_told(
     await eventually(lambda: len(hired.engine.added) == 2, "its turn")
     hired.engine.broken = MemoryError("out of cache")
     await eventually(lambda: hired.worker.vitals.fault is not None, "the fault")
-    gate.set()
+    told.set()
     with pytest.raises(GenerationFailed, match="engine died"):
         await hired.ended()
     assert (await end(broker, complete)).text == echo(1)
@@ -112,7 +105,7 @@ async def test_a_part_that_dies_ends_the_worker(
     broker: Broker, hire: Hire, part: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("streamfleet_worker.worker.LAST_WORDS_S", 0.1)
-    hired = await hire(GatedEngine(is_open=False), drain_timeout_s=3600.0, lease_s=0.4)
+    hired = await hire(GatedEngine(is_open=False), drain_timeout_s=3600.0, lease_s=2.0)
     (rid,) = await submit(broker, ["ECHO 5"], stream=True)
     await eventually(lambda: len(hired.engine.added) == 1, "its turn")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -12,6 +11,7 @@ from eventually import eventually
 from gated_engine import SLOW, GatedEngine
 from hired import Hired, end, ends, eventually_so, record, submit
 from hired_view import echo, has_text, states
+from late_finishes import hold_finishes
 from streamfleet_common.broker import Broker
 from streamfleet_common.keys import Keys
 from streamfleet_common.schemas import Start
@@ -119,14 +119,7 @@ async def test_what_it_never_heard_of_goes_back_with_the_rest(
 async def test_answers_that_are_complete_are_told_though_the_drain_is_in_a_hurry(
     broker: Broker, hire: Hire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = asyncio.Event()
-    plain = Broker.finish
-
-    async def finish(self: Broker, *calls: object) -> list[bool]:
-        await told.wait()
-        return await plain(self, *calls)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(Broker, "finish", finish)
+    told = hold_finishes(monkeypatch)
     hired = await hire(drain_timeout_s=3600.0)
     rids = await submit(broker, ["ECHO 2"] * 3)
     await eventually(lambda: hired.worker._publisher.held == 3, "their turn")

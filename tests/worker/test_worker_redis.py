@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 from collections.abc import Awaitable, Callable
@@ -14,6 +13,7 @@ from eventually import eventually
 from gated_engine import GatedEngine
 from hired import Hired, end, ends, events, eventually_so, submit, text_of
 from hired_view import echo, is_empty, polled_again
+from late_finishes import hold_finishes
 from lossy_proxy import LossyProxy
 from streamfleet_common.broker import Broker
 from streamfleet_common.embedded import EmbeddedBroker
@@ -46,14 +46,7 @@ async def test_a_frozen_redis_does_not_stop_the_engine_and_nothing_is_lost(
 async def test_answers_that_cannot_be_told_stop_the_reading(
     broker: Broker, hire: Hire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = asyncio.Event()
-    plain = Broker.finish
-
-    async def finish(self: Broker, *calls: object) -> list[bool]:
-        await told.wait()
-        return await plain(self, *calls)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(Broker, "finish", finish)
+    told = hold_finishes(monkeypatch)
     hired = await hire(GatedEngine(max_batch_size=4), block_ms=50)
     rids = await submit(broker, ["ECHO 2"] * 30)
     await eventually(lambda: hired.worker._publisher.held == 8, "two batches")

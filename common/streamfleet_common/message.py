@@ -29,6 +29,9 @@ TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 Ids = Annotated[tuple[TokenId, ...], SEQUENCE]
 Texts = Annotated[tuple[Text, ...], SEQUENCE]
 Logprobs = Annotated[tuple[float | None, ...], SEQUENCE]
+_Scored = Annotated[tuple[TokenId, float], SEQUENCE]
+TopLogprobs = Annotated[tuple[Annotated[tuple[_Scored, ...], SEQUENCE], ...], SEQUENCE]
+"""For each place the likeliest tokens and their natural log-probabilities, best first."""
 
 
 def problems(error: ValidationError) -> list[str]:

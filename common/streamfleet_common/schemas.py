@@ -7,12 +7,13 @@ older stays understood. Times are milliseconds: absolute ones (`…_at_ms`) on t
 
 from __future__ import annotations
 
+import json
 import math
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from streamfleet_common import errors
 from streamfleet_common.message import (
@@ -27,6 +28,7 @@ from streamfleet_common.message import (
     Text,
     Texts,
     TokenId,
+    TopLogprobs,
 )
 
 MAX_TOKENS = 32_768
@@ -58,6 +60,9 @@ if TYPE_CHECKING:
     _StopIds = Sequence[int]
     _Turns = Sequence[ChatMessage]
     _Stops = Sequence[str]
+    _Options = Sequence[str]
+    _Bias = Mapping[int, float] | Sequence[tuple[int, float]]
+    _Schema = str | Mapping[str, Any]
 else:
     _PromptIds = Annotated[tuple[TokenId, ...], Field(strict=False, max_length=MAX_TOKENS)]
     _StopIds = Annotated[tuple[TokenId, ...], Field(strict=False, max_length=64)]
@@ -66,22 +71,68 @@ else:
         tuple[Annotated[Text, Field(min_length=1, max_length=64)], ...],
         Field(strict=False, max_length=8),
     ]
+    _Options = Annotated[
+        tuple[Annotated[Text, Field(min_length=1, max_length=1000)], ...],
+        Field(strict=False, min_length=1, max_length=256),
+    ]
+    # Pairs, since JSON and many languages have no maps with numbers as keys; whoever has one may give it.
+    _Bias = Annotated[
+        tuple[Annotated[tuple[TokenId, Annotated[float, Field(ge=-1000.0, le=1000.0)]], SEQUENCE], ...],
+        BeforeValidator(lambda value: tuple(value.items()) if isinstance(value, Mapping) else value),
+        Field(strict=False, max_length=1000),
+    ]
+    _Schema = Annotated[
+        Annotated[str, Field(max_length=64 * 1024)],
+        BeforeValidator(lambda value: json.dumps(value) if isinstance(value, Mapping) else value),
+    ]
 
 
 class Sampling(Message):
     """How the next token is drawn. The default is greedy: the likeliest token, always.
 
-    The order is: temperature, then `top_k`, then `top_p`, then the draw.
+    The order is: `logit_bias`, the three penalties, `bad_words`, the end tokens while `min_tokens` is not
+    reached, `temperature`, `min_p`, `top_k`, `top_p`, the draw. Greedy choice comes after the first four.
     """
 
     temperature: float = Field(default=0.0, ge=0.0, le=100.0)
-    """0 is greedy; the others then have no effect."""
+    """0 is greedy; the cuts and the seed then have no effect."""
     top_k: int = Field(default=0, ge=0, le=1_000_000)
     """Draw from the k likeliest tokens only; 0 draws from all."""
     top_p: float = Field(default=1.0, ge=0.0, le=1.0)
     """Draw from the smallest set of likeliest tokens whose probabilities reach `top_p`; 1 draws from all."""
+    min_p: float = Field(default=0.0, ge=0.0, le=1.0)
+    """Draw from tokens at least this many times as likely as the likeliest; 0 draws from all."""
+    repetition_penalty: float = Field(default=1.0, gt=0.0, le=10.0)
+    """Logits of tokens of the prompt and the answer are divided by it if positive, else multiplied."""
+    presence_penalty: float = Field(default=0.0, ge=-10.0, le=10.0)
+    """Taken from the logit of each token that the answer holds already."""
+    frequency_penalty: float = Field(default=0.0, ge=-10.0, le=10.0)
+    """The same, times how often it holds it."""
+    logit_bias: _Bias = ()
+    """Added to the logits of tokens: a map, or pairs, of token id and number."""
+    bad_words: _Stops = ()
+    """Strings the answer may not hold as a run of whole tokens, at the start of a word or within."""
     seed: int | None = Field(default=None, ge=0, lt=2**63)
     """The same seed and request give the same draw. None lets the worker choose; the answer names it."""
+
+
+class Guide(Message):
+    """A form that the answer must have; exactly one of these."""
+
+    json_schema: _Schema | None = None
+    """A JSON schema, as text or as a map. The answer is a JSON document that fits it; `{}` allows any."""
+    regex: Annotated[Text, Field(min_length=1, max_length=4096)] | None = None
+    """A regular expression that the whole answer matches."""
+    choice: _Options | None = None
+    """The answer is one of these strings."""
+
+    @model_validator(mode="after")
+    def _one_form(self) -> Guide:
+        given = [name for name in ("json_schema", "regex", "choice") if getattr(self, name) is not None]
+        if len(given) != 1:
+            found = " and ".join(given) if given else "none of them"
+            raise ValueError(f"give exactly one of json_schema, regex and choice (found {found})")
+        return self
 
 
 class GenerateRequest(Message):
@@ -93,19 +144,45 @@ class GenerateRequest(Message):
     prompt: LongText | None = None
     prompt_token_ids: _PromptIds | None = None
     messages: _Turns | None = None
-    max_tokens: int = Field(default=128, ge=1, le=MAX_TOKENS)
-    """At most this many tokens are generated."""
+    max_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | Literal["fit"] = 128
+    """At most this many tokens are generated; "fit" takes what the prompt leaves of the model's length."""
+    min_tokens: int = Field(default=0, ge=0, le=MAX_TOKENS)
+    """No end token, no `stop_token_ids` and no `stop` ends the text before so many tokens."""
+    n: int = Field(default=1, ge=1, le=64)
+    """How many answers are generated; each draws with a seed of its own."""
+    truncate: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
+    """Cut the prompt to so many tokens if it has more; the usage says how many were cut. None never cuts."""
+    truncate_side: Literal["left", "right"] = "left"
+    """Where tokens are cut: "left" keeps the end of the prompt, "right" its start."""
     sampling: Sampling = Sampling()
+    guide: Guide | None = None
+    """A form that the answer must have."""
     stop: _Stops = ()
     """Literal strings that end the text, wherever they begin or end within tokens."""
     include_stop: bool = False
     """Keep the stop string that was met in the text."""
     stop_token_ids: _StopIds = ()
     """Token ids that end the text, besides the model's own."""
+    ignore_eos: bool = False
+    """Go on past the model's own end tokens."""
     logprobs: bool = False
     """Report the log-probability of each generated token."""
+    top_logprobs: int = Field(default=0, ge=0, le=20)
+    """Report so many of the likeliest tokens at each place, of the prompt too with `prompt_logprobs`."""
     prompt_logprobs: bool = False
     """Report the prompt's tokens with their log-probabilities in a `prefill`."""
+    echo: bool = False
+    """Begin the answer's text with the prompt's."""
+    skip_special_tokens: bool = True
+    """Leave control tokens out of the text."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> GenerateRequest:
+        if isinstance(self.max_tokens, int) and self.min_tokens > self.max_tokens:
+            raise ValueError(f"min_tokens ({self.min_tokens}) is above max_tokens ({self.max_tokens})")
+        if self.top_logprobs and not self.logprobs:
+            raise ValueError("top_logprobs needs logprobs: set it to true")
+        return self
 
     @model_validator(mode="after")
     def _one_prompt(self) -> GenerateRequest:
@@ -190,22 +267,30 @@ class Start(Message):
     revision: Name = ""
     queued_at_ms: int = 0
     started_at_ms: int = 0
+    exact: Name = ""
+    """The class of workers on which this request gets these very bits, alone and in any company; "" when
+    that cannot be promised."""
 
 
 class Prefill(Message):
-    """The prompt as the model saw it; parallel arrays. The first logprob is None: nothing precedes it."""
+    """The prompt as the model saw it; parallel arrays. The first logprob is None: nothing precedes it.
+
+    `top_logprobs` is empty unless asked for; its first list is empty.
+    """
 
     type: Literal["prefill"] = "prefill"
     token_ids: Ids
     texts: Texts
     logprobs: Logprobs
+    top_logprobs: TopLogprobs = ()
 
 
 class Delta(Message):
     """New tokens of one choice; parallel arrays.
 
     A text is what could be shown once its token was there: "" while a character or a possible stop string
-    is incomplete. All texts of a choice, joined, are its final text. `logprobs` is empty unless asked for.
+    is incomplete. All texts of a choice, joined, are its final text. `logprobs` and `top_logprobs` are empty
+    unless asked for; the latter has the likeliest tokens and their log-probabilities, best first.
     """
 
     type: Literal["delta"] = "delta"
@@ -213,6 +298,7 @@ class Delta(Message):
     token_ids: Ids
     texts: Texts
     logprobs: Logprobs = ()
+    top_logprobs: TopLogprobs = ()
 
     @property
     def text(self) -> str:
@@ -229,15 +315,18 @@ class Restart(Message):
 class Choice(Message):
     """One whole answer. `token_ids` holds every generated token, the ending one included.
 
-    `last_token_id` is None when nothing was generated; `logprobs` is empty unless asked for.
+    `last_token_id` is None when nothing was generated; `logprobs` and `top_logprobs` are empty unless asked
+    for. `seed` is the one that drew this answer: a request with it and `n` = 1 draws it again.
     """
 
     index: int = Field(default=0, ge=0)
     text: Text
     token_ids: Ids
     logprobs: Logprobs = ()
+    top_logprobs: TopLogprobs = ()
     finish_reason: FinishReason
     last_token_id: TokenId | None = None
+    seed: int | None = None
 
 
 class Usage(Message):
@@ -245,6 +334,10 @@ class Usage(Message):
 
     prompt_tokens: int = Field(default=0, ge=0)
     completion_tokens: int = Field(default=0, ge=0)
+    cached_tokens: int = Field(default=0, ge=0)
+    """Of the prompt's tokens those whose keys and values were there already."""
+    cut_tokens: int = Field(default=0, ge=0)
+    """Tokens of the prompt that were cut because `truncate` asked for it; not among `prompt_tokens`."""
 
 
 class Timing(Message):
@@ -309,6 +402,9 @@ class End(Message):
     model: Name = ""
     revision: Name = ""
     worker: Name = ""
+    exact: Name = ""
+    """The class of workers on which this request gets these very bits, alone and in any company; "" when
+    that cannot be promised."""
     attempt: int = Field(default=0, ge=0)
     """How many workers started the request, this one included; 0 if none did."""
     of: int = Field(default=0, ge=0)

@@ -68,4 +68,8 @@ def _tokens(request: Request) -> int:
     else:
         characters = len(request.prompt or "") + sum(len(turn.content) for turn in request.messages or ())
         prompt = -(-characters // CHARACTERS_PER_TOKEN)
-    return prompt + request.max_tokens
+    if request.truncate is not None:
+        prompt = min(prompt, request.truncate)
+    # "fit" takes what is left, and nobody here knows how much that is.
+    answer = 0 if request.max_tokens == "fit" else request.max_tokens
+    return prompt + request.n * answer

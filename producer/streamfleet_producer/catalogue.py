@@ -54,8 +54,10 @@ class _Offer:
             and max(max(ids, default=0), max(request.stop_token_ids, default=0)) >= self.vocab_size
         ):
             return self._bad_ids({"prompt_token_ids": ids, "stop_token_ids": request.stop_token_ids})
-        if ids and self.max_seq_len and len(ids) + request.max_tokens > self.max_seq_len:
-            return TooLong(prompt_tokens=len(ids), max_tokens=request.max_tokens, limit=self.max_seq_len)
+        kept = min(len(ids), request.truncate or len(ids))
+        answer = 1 if request.max_tokens == "fit" else request.max_tokens
+        if ids and self.max_seq_len and kept + answer > self.max_seq_len:
+            return TooLong(prompt_tokens=kept, max_tokens=answer, limit=self.max_seq_len)
         return None
 
     def _bad_ids(self, fields: Mapping[str, Sequence[int]]) -> InvalidRequest:

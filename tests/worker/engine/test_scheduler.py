@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from streamfleet_common.schemas import Sampling
 from streamfleet_worker.engine.base import Arrival
 from streamfleet_worker.engine.detokenizer import Detokenizer
+from streamfleet_worker.engine.prepared import Prepared
 from streamfleet_worker.engine.scheduler import Move, Scheduler
-from streamfleet_worker.engine.sequence import Prepared, Sequence
+from streamfleet_worker.engine.sequence import Sequence
 
 FOREVER = 1e9
 

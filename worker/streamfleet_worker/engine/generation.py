@@ -22,10 +22,11 @@ from streamfleet_worker.engine.detokenizer import Detokenizer, IncrementalDecode
 from streamfleet_worker.engine.model_runner import ModelRunner
 from streamfleet_worker.engine.preparer import Preparer
 from streamfleet_worker.engine.scheduler import Scheduler, padded
-from streamfleet_worker.engine.sequence import Prepared, Sequence
+from streamfleet_worker.engine.sequence import Sequence
 
 if TYPE_CHECKING:
     from streamfleet_worker.engine.models import LoadedModel
+    from streamfleet_worker.engine.prepared import Prepared
 
 log = logging.getLogger(__name__)
 

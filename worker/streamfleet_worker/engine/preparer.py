@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING
 
 from streamfleet_common.errors import InvalidRequest, ModelNotFound, TooLong
-from streamfleet_worker.engine.sequence import Prepared
+from streamfleet_worker.engine.prepared import Prepared
 
 if TYPE_CHECKING:
     from streamfleet_common.schemas import Request
@@ -45,22 +45,46 @@ class Preparer:
             raise InvalidRequest("the prompt has no tokens: there is nothing to continue")
         self._check_ids("prompt_token_ids", ids)
         self._check_ids("stop_token_ids", request.stop_token_ids)
-        if len(ids) + request.max_tokens > self._info.max_seq_len:
-            raise TooLong(
-                prompt_tokens=len(ids),
-                max_tokens=request.max_tokens,
-                limit=self._info.max_seq_len,
-            )
+        self._check_ids("sampling.logit_bias", dict(request.sampling.logit_bias))
+        kept = self._truncated(ids, request)
         return Prepared(
-            prompt_token_ids=tuple(ids),
-            max_tokens=request.max_tokens,
+            prompt_token_ids=tuple(kept),
+            max_tokens=self._max_tokens(len(kept), request),
             sampling=request.sampling,
+            n=request.n,
+            cut_tokens=len(ids) - len(kept),
+            min_tokens=request.min_tokens,
             stop=tuple(request.stop),
             include_stop=request.include_stop,
             stop_token_ids=frozenset(request.stop_token_ids),
+            ignore_eos=request.ignore_eos,
+            bad_words=tuple(dict.fromkeys(self._runs(request.sampling.bad_words))),
             logprobs=request.logprobs,
+            top_logprobs=request.top_logprobs,
             prompt_logprobs=request.prompt_logprobs,
+            echo=request.echo,
+            skip_special_tokens=request.skip_special_tokens,
         )
+
+    @staticmethod
+    def _truncated(ids: list[int], request: Request) -> list[int]:
+        limit = request.truncate
+        if limit is None or len(ids) <= limit:
+            return ids
+        return ids[-limit:] if request.truncate_side == "left" else ids[:limit]
+
+    def _max_tokens(self, prompt_tokens: int, request: Request) -> int:
+        limit = self._info.max_seq_len
+        least = 1 if request.max_tokens == "fit" else request.max_tokens
+        if prompt_tokens + max(least, request.min_tokens) > limit:
+            raise TooLong(prompt_tokens=prompt_tokens, max_tokens=max(least, request.min_tokens), limit=limit)
+        return limit - prompt_tokens if request.max_tokens == "fit" else request.max_tokens
+
+    def _runs(self, words: Collection[str]) -> Iterator[tuple[int, ...]]:
+        """Each word's tokens as they follow a space, and as they follow anything else."""
+        for word in words:
+            for spelling in (word, f" {word.lstrip()}"):
+                yield tuple(self._tokenizer.encode_piece(spelling))
 
     def _check_ids(self, name: str, ids: Collection[int]) -> None:
         limit = self._info.vocab_size

@@ -1,4 +1,4 @@
-"""One generate request: as it comes prepared, and while it runs."""
+"""One generate request while it runs."""
 
 from __future__ import annotations
 
@@ -6,25 +6,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from streamfleet_common.errors import StreamfleetError
-from streamfleet_common.schemas import Choice, EndState, FinishReason, Prefill, Sampling, Timing, Usage
+from streamfleet_common.schemas import Choice, EndState, FinishReason, Prefill, Timing, Usage
 from streamfleet_worker.engine.base import Arrival, Finished, Key, Tokens
 
 if TYPE_CHECKING:
     from streamfleet_worker.engine.detokenizer import Detokenizer
-
-
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """A checked request with its prompt in tokens; what `GenerationEngine.prepare` gives."""
-
-    prompt_token_ids: tuple[int, ...]
-    max_tokens: int
-    sampling: Sampling
-    stop: tuple[str, ...] = ()
-    include_stop: bool = False
-    stop_token_ids: frozenset[int] = frozenset()
-    logprobs: bool = False
-    prompt_logprobs: bool = False
+    from streamfleet_worker.engine.prepared import Prepared
 
 
 @dataclass(slots=True)

@@ -134,12 +134,13 @@ class Tokenizer:
                 continue
             start = 0
             for match in self._spelling.finditer(part) if self._spelling else ():
-                ids += self._encode_piece(pending + part[start : match.start()])
+                ids += self.encode_piece(pending + part[start : match.start()])
                 ids.append(self._special[match.group()])
                 pending, start = "", match.end()
             pending += part[start:]
-        return ids + self._encode_piece(pending)
+        return ids + self.encode_piece(pending)
 
-    def _encode_piece(self, text: str) -> list[int]:
+    def encode_piece(self, text: str) -> list[int]:
+        """Ids of text that stands somewhere within a prompt; no token is added."""
         ids: list[int] = self._plain.encode(text, add_special_tokens=False).ids if text else []
         return ids

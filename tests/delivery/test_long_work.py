@@ -158,7 +158,7 @@ class Punctual(GatedEngine):
 
     def step(self) -> Any:
         now = self._clock()
-        rows = {key: row.arrival.deadline_at for key, row in {**self._waiting, **self._running}.items()}
+        rows = {key: request.arrival.deadline_at for key, request in self._requests.items()}
         step = super().step()
         told = {output.key for output in step.outputs if type(output.event).__name__ == "Tokens"}
         self.late += sum(rows[key] <= now for key in told)

@@ -236,6 +236,7 @@ def _delta(tokens: Tokens) -> Delta:
         token_ids=tuple(tokens.token_ids),
         texts=tuple(tokens.texts),
         logprobs=tuple(tokens.logprobs),
+        top_logprobs=tuple(tokens.top_logprobs),
     )
 
 
@@ -284,6 +285,9 @@ def _merge(waiting: list[Tokens], new: Tokens) -> None:
             tokens.token_ids += new.token_ids
             tokens.texts += new.texts
             tokens.logprobs += new.logprobs
+            tokens.top_logprobs += new.top_logprobs
             return
     # Copies, since these lists grow here: the engine's own stay the engine's.
-    waiting.append(Tokens(new.index, [*new.token_ids], [*new.texts], [*new.logprobs]))
+    waiting.append(
+        Tokens(new.index, [*new.token_ids], [*new.texts], [*new.logprobs], [*new.top_logprobs])
+    )

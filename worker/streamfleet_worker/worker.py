@@ -148,8 +148,10 @@ class Worker:
             await self._close(0)
             raise
         info = self._engine_thread.info
-        start = Start(worker=self.name, model=info.model, revision=info.revision)
-        identity = End(state="done", model=info.model, revision=info.revision, worker=self.name)
+        start = Start(worker=self.name, model=info.model, revision=info.revision, exact=info.exact)
+        identity = End(
+            state="done", model=info.model, revision=info.revision, worker=self.name, exact=info.exact
+        )
         self.vitals.beat()
         self.vitals.state = "ready"
         self._publishing = publishing = self._spawn("publisher", self._publisher.run(identity))

@@ -57,7 +57,8 @@ def run(engine: ScriptedEngine) -> dict[str, Finished]:
         ("ECHO 2", Command(("tok0", " tok1"))),
         ("ECHO 0", Command(())),
         ("ECHO 2 AS ab TICK 30", Command(("ab0", " ab1"), tick_s=0.03)),
-        ("ECHO 1 SIGNED TICK 0", Command(("tok0",), tick_s=0.0, is_signed=True)),
+        ("ECHO 1 SIGNED TICK 0", Command(("tok0",), tick_s=0.0, signed_from=0)),
+        ("ECHO 1 SIGNED@7", Command(("tok0",), signed_from=7)),
         ("ECHO 1 CRASH@0", Command(("tok0",), faults=(Fault("CRASH", 0),))),
         ("CRASH@2", Command(("tok0", " tok1", " tok2"), faults=(Fault("CRASH", 2),))),
         ("OOM@0 AS x", Command(("x0",), faults=(Fault("OOM", 0),))),
@@ -78,7 +79,7 @@ def test_what_a_command_says(prompt: str, command: Command) -> None:
     [
         *("Hi", "ECHO", "ECHO x", "ECHO -1", "ECHO 2 AS", "ECHO 2 TICK", "ECHO 2 TICK 1.5", "ECHO 2 please"),
         *("BLOCK@1", "CRASH@", "CRASH@1:", "CRASH@1:0.5", "crash@1", "SMASH@1", "xCRASH@1", "CRASH@1 now"),
-        *("AS x", "TICK 5"),
+        *("AS x", "TICK 5", "SIGNED", "SIGNED@1", "ECHO 1 SIGNED@", "ECHO 1 SIGNED@1:2"),
     ],
 )
 def test_what_is_no_command_comes_back_whole(prompt: str) -> None:
@@ -134,6 +135,16 @@ def test_the_engine_s_own_tick_is_for_those_who_name_none() -> None:
 def test_a_signed_token_tells_its_epoch_and_process() -> None:
     (end,) = run(engine_with("ECHO 2 AS ab SIGNED", epoch=7)).values()
     assert end.choices[0].text == f"ab0~7.{os.getpid()} ab1~7.{os.getpid()}"
+
+
+def test_attempts_may_differ_from_a_token_on() -> None:
+    ends = [run(engine_with("ECHO 4 SIGNED@2", epoch=epoch))["ECHO 4 SIGNED@2"] for epoch in (1, 3)]
+    me = os.getpid()
+    assert [end.choices[0].text for end in ends] == [
+        f"tok0 tok1 tok2~1.{me} tok3~1.{me}",
+        f"tok0 tok1 tok2~3.{me} tok3~3.{me}",
+    ]
+    assert ends[0].choices[0].token_ids == ends[1].choices[0].token_ids
 
 
 @pytest.mark.parametrize("kind", ["RAISE", "RETRY"])

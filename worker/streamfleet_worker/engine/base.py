@@ -34,6 +34,17 @@ class EngineInfo:
     max_seq_len: int
     vocab_size: int
     """0 if the engine knows no tokens."""
+    exact: str = ""
+    """The class of workers on which a request gets these very bits, alone and in any company, now and at
+    each further try; "" if that cannot be promised."""
+
+
+class Ready(Protocol):
+    """A request made ready by an engine's `prepare`. What else it holds is that engine's own."""
+
+    @property
+    def n(self) -> int:
+        """Rows of the batch that it takes: one for each answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,37 +52,48 @@ class Arrival:
     """A request on its way into the engine. Times are seconds on the engine's clock."""
 
     prepared: Any
-    """What this engine's `prepare` made of the request."""
+    """The `Ready` that this engine's `prepare` made of the request."""
     accepted_at: float
     """When the fleet accepted the request, which may be long before this worker saw it: `max_delay`
     runs from here."""
     deadline_at: float
     """When the request expires."""
 
+    @property
+    def rows(self) -> int:
+        """Rows of the batch that the request takes."""
+        rows: int = self.prepared.n
+        return rows
+
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What an engine could take now."""
+    """What an engine could take now, in rows; a request with n choices takes n of them.
+
+    One that takes more than are free may be added all the same: its choices wait in the engine.
+    """
 
     rows: int
-    """Requests that may be added and would run in the next batch."""
+    """Rows that may be added and would run in the next batch."""
     running: int
-    """Requests in the batch."""
+    """Rows in the batch."""
     waiting: int
-    """Requests added, but not yet in the batch."""
+    """Rows added, but not yet in the batch."""
 
 
 @dataclass(slots=True)
 class Tokens:
     """New tokens of one choice; parallel lists, as in the wire's `Delta`.
 
-    `logprobs` is empty unless asked for.
+    `logprobs` and `top_logprobs` are empty unless asked for; the latter has the likeliest tokens at each
+    place with their log-probabilities, best first.
     """
 
     index: int
     token_ids: list[int]
     texts: list[str]
     logprobs: list[float | None] = field(default_factory=list)
+    top_logprobs: list[tuple[tuple[int, float], ...]] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -115,7 +137,7 @@ class Engine(Protocol):
     def info(self) -> EngineInfo:
         """What this engine serves."""
 
-    def prepare(self, request: Request) -> Any:
+    def prepare(self, request: Request) -> Ready:
         """Check a request and make it ready (tokens of its prompt); callable from any thread.
 
         Raises:

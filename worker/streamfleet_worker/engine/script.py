@@ -7,6 +7,7 @@ command               what it does
 ``AS word``           the tokens are "word0 word1 …"
 ``TICK ms``           its tokens come ``ms`` apart; the first one at once
 ``SIGNED``            each token tells the epoch and the process that made it: "tok0~1.4711"
+``SIGNED@k``          those from token k on do, so that two attempts differ there and not before
 ``CRASH@k``           the process kills itself with SIGKILL in place of token k
 ``OOM@k``             the step raises MemoryError, as a device without memory does; the engine is dead
 ``HANG@k``            the step never returns
@@ -17,6 +18,7 @@ anything else         the prompt itself as a single token
 ====================  ============================================================================
 
 Tokens count from 0. ``ECHO`` comes first; the others follow in any order, and there may be several faults.
+Of several choices each token bears its choice's number, "tok0#2", and a fault strikes the first to reach it.
 A prompt that begins with a fault echoes one token more than the fault lets out. ``:n`` behind a fault (but
 ``BLOCK``) lets it happen up to the request's epoch n only, so ``CRASH@2:1`` crashes one worker and no more.
 """
@@ -48,6 +50,7 @@ KINDS: dict[str, Kind] = {
 }
 MAX_BLOCK_S = 3600.0
 _FAULT = re.compile(r"([A-Z]+)@(\d{1,6})(?::(\d{1,6}(?:\.\d{1,3})?))?")
+_SIGNED = re.compile(r"SIGNED(?:@(\d{1,6}))?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,29 +86,12 @@ class Fault:
 
 
 @dataclass(frozen=True, slots=True)
-class Script:
-    """What a request will bring forth, all known beforehand."""
-
-    words: tuple[str, ...]
-    """The prompt's words: its tokens, as far as the scripted engine knows any."""
-    texts: tuple[str, ...]
-    """One text a token; the token's id is its place in the list."""
-    reason: FinishReason
-    seed: int
-    logprobs: bool
-    prompt_logprobs: bool
-    tick_s: float = 0.0
-    is_signed: bool = False
-    faults: tuple[Fault, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class Command:
     """A prompt, read."""
 
     texts: tuple[str, ...]
     tick_s: float | None = None
-    is_signed: bool = False
+    signed_from: int | None = None
     faults: tuple[Fault, ...] = ()
 
     @classmethod
@@ -117,14 +103,14 @@ class Command:
             count, words = int(words[1]), words[2:]
         elif not words or _fault(words[0]) is None:
             return cls((prompt,))
-        stem, tick_s, is_signed, faults = "tok", None, False, list[Fault]()
+        stem, tick_s, signed_from, faults = "tok", None, None, list[Fault]()
         rest = iter(words)
         for word in rest:
             fault = _fault(word)
             if fault is not None:
                 faults.append(fault)
-            elif word == "SIGNED":
-                is_signed = True
+            elif signed := _SIGNED.fullmatch(word):
+                signed_from = int(signed[1] or 0)
             elif word == "AS" and (name := next(rest, "")):
                 stem = name
             elif word == "TICK" and (ms := next(rest, "")).isdecimal():
@@ -134,7 +120,36 @@ class Command:
         if count < 0:
             count = max(fault.at for fault in faults) + 1
         texts = tuple(f"{stem}{i}" if i == 0 else f" {stem}{i}" for i in range(count))
-        return cls(texts, tick_s, is_signed, tuple(faults))
+        return cls(texts, tick_s, signed_from, tuple(faults))
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What one choice will bring forth, all known beforehand."""
+
+    texts: tuple[str, ...]
+    """One text a token; the token's id is its place in the list."""
+    reason: FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """What a request will bring forth. Its log-probabilities are made up, the same for each choice."""
+
+    words: tuple[str, ...]
+    """The prompt's words: its tokens, as far as the scripted engine knows any."""
+    answers: tuple[Answer, ...]
+    seed: int
+    logprobs: bool
+    top_logprobs: int
+    prompt_logprobs: bool
+    cut_tokens: int
+    command: Command
+
+    @property
+    def n(self) -> int:
+        """Rows that it takes."""
+        return len(self.answers)
 
 
 def _fault(word: str) -> Fault | None:
@@ -166,6 +181,16 @@ def cut(texts: Iterable[str], stops: Collection[str], include: bool) -> tuple[tu
         if start >= end:
             break
     return tuple(kept), True
+
+
+def logprob(place: int) -> float:
+    """Of the token in this place; a number that bits hold exactly."""
+    return -(place % 8 + 1) / 8
+
+
+def likeliest(place: int, count: int) -> tuple[tuple[int, float], ...]:
+    """So many tokens for this place and their log-probabilities, the one that comes first."""
+    return tuple((place + rank, logprob(place) - rank) for rank in range(count))
 
 
 def _hold_interpreter(seconds: float) -> None:

@@ -6,10 +6,8 @@ benchmarks of the fleet itself. What a prompt may ask for, faults included, is i
 
 from __future__ import annotations
 
-import os
 import time
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from streamfleet_common.errors import (
     DeadlineExceeded,
@@ -17,19 +15,12 @@ from streamfleet_common.errors import (
     ModelNotFound,
     StreamfleetError,
     TooLong,
+    Unsupported,
 )
-from streamfleet_common.schemas import Choice, FinishReason, Prefill, Request, Timing, Usage
-from streamfleet_worker.engine.base import (
-    Arrival,
-    EngineInfo,
-    Finished,
-    Key,
-    Output,
-    Room,
-    Step,
-    Tokens,
-)
-from streamfleet_worker.engine.script import Command, Script, cut
+from streamfleet_common.schemas import FinishReason, Request
+from streamfleet_worker.engine.base import Arrival, EngineInfo, Key, Output, Room, Step
+from streamfleet_worker.engine.script import Answer, Command, Script, cut
+from streamfleet_worker.engine.scripted_request import Outcome, ScriptedRequest, ScriptedRow
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -37,20 +28,6 @@ if TYPE_CHECKING:
     from streamfleet_worker.engine.script import Fault
 
 __all__ = ["Script", "ScriptedEngine"]
-
-
-@dataclass(slots=True)
-class _Row:
-    script: Script
-    arrival: Arrival
-    added_at: float
-    due_at: float = 0.0
-    """When its next token comes."""
-    started_at: float = 0.0
-    first_at: float = 0.0
-    texts: list[str] = field(default_factory=list)
-    """What it has brought forth."""
-    prefill: Prefill | None = None
 
 
 def _prompt_of(request: Request) -> str:
@@ -65,11 +42,12 @@ class ScriptedEngine:
     """An `Engine` whose prompts are commands: ``ECHO n`` for n tokens, one a step; see `script.py`.
 
     A prompt that is no command comes back as a single token: the no-op engine. `tick_s` is the time between
-    the tokens of a request that does not say it itself.
+    the tokens of a request that does not say it itself. `exact` is the class of workers among which it says
+    to be of one mind; it is, but for tokens that are signed.
 
-    Of a chat, the last message is the prompt. The words of a prompt count as its tokens,
-    log-probabilities are 0. Batches follow the engine's usual rule: a first batch starts when it is
-    full or its oldest request is `max_delay_s` old; while rows run, newcomers join at once.
+    Of a chat, the last message is the prompt. The words of a prompt count as its tokens. Batches follow the
+    engine's usual rule: a first batch starts when it is full or its oldest request is `max_delay_s` old;
+    while rows run, newcomers join at once. Nothing is drawn, so how to draw is not looked at.
     """
 
     def __init__(
@@ -80,6 +58,7 @@ class ScriptedEngine:
         max_delay_s: float = 0.0,
         max_seq_len: int = 4096,
         tick_s: float = 0.0,
+        exact: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._info = EngineInfo(
@@ -91,12 +70,14 @@ class ScriptedEngine:
             max_batch_size=max_batch_size,
             max_seq_len=max_seq_len,
             vocab_size=0,
+            exact=exact,
         )
         self._max_delay_s = max_delay_s
         self._tick_s = tick_s
         self._clock = clock
-        self._waiting: dict[Key, _Row] = {}
-        self._running: dict[Key, _Row] = {}
+        self._requests: dict[Key, ScriptedRequest] = {}
+        self._waiting: dict[tuple[Key, int], ScriptedRow] = {}
+        self._running: dict[tuple[Key, int], ScriptedRow] = {}
 
     @property
     def info(self) -> EngineInfo:
@@ -108,6 +89,7 @@ class ScriptedEngine:
 
         Raises:
             ModelNotFound: the request names another model.
+            Unsupported: it has a guide.
             TooLong: words of the prompt plus `max_tokens` are over `max_seq_len`.
         """
         if request.model is not None and request.model != self._info.model:
@@ -115,43 +97,47 @@ class ScriptedEngine:
                 f"this worker serves {self._info.model!r}, not {request.model!r}",
                 known=[self._info.model],
             )
+        if request.guide is not None:
+            raise Unsupported("a scripted worker knows no guides: leave `guide` out", feature="guide")
         prompt = _prompt_of(request)
         words = prompt.split()
-        if len(words) + request.max_tokens > self._info.max_seq_len:
-            raise TooLong(
-                prompt_tokens=len(words),
-                max_tokens=request.max_tokens,
-                limit=self._info.max_seq_len,
-            )
+        kept = words
+        if request.truncate is not None:
+            cut_left = request.truncate_side == "left"
+            kept = words[-request.truncate :] if cut_left else words[: request.truncate]
+        free = self._info.max_seq_len - len(kept)
+        wanted = 1 if request.max_tokens == "fit" else request.max_tokens
+        if wanted > free:
+            raise TooLong(prompt_tokens=len(kept), max_tokens=wanted, limit=self._info.max_seq_len)
+        limit = free if request.max_tokens == "fit" else wanted
         command = Command.read(prompt)
-        texts, stopped = cut(command.texts, request.stop, request.include_stop)
-        reason: FinishReason = "stop" if stopped else "eos"
-        if len(texts) > request.max_tokens:
-            texts, reason = texts[: request.max_tokens], "length"
+        marks = [f"#{index}" for index in range(request.n)] if request.n > 1 else [""]
         return Script(
-            words=tuple(words),
-            texts=texts,
-            reason=reason,
+            words=tuple(kept),
+            answers=tuple(_answer([text + mark for text in command.texts], limit, request) for mark in marks),
             seed=request.sampling.seed or 0,
             logprobs=request.logprobs,
+            top_logprobs=request.top_logprobs,
             prompt_logprobs=request.prompt_logprobs,
-            tick_s=self._tick_s if command.tick_s is None else command.tick_s,
-            is_signed=command.is_signed,
-            faults=command.faults,
+            cut_tokens=len(words) - len(kept),
+            command=command,
         )
 
     def add(self, arrivals: Mapping[Key, Arrival]) -> None:
         """Take requests in; a key already here is ignored."""
         now = self._clock()
         for key, arrival in arrivals.items():
-            if key not in self._waiting and key not in self._running:
-                self._waiting[key] = _Row(arrival.prepared, arrival, now)
+            if key not in self._requests:
+                request = self._requests[key] = ScriptedRequest.of(key, arrival, now)
+                self._waiting.update({row.place: row for row in request.rows})
 
     def cancel(self, keys: Collection[Key]) -> None:
         """Forget these keys."""
         for key in keys:
-            self._waiting.pop(key, None)
-            self._running.pop(key, None)
+            request = self._requests.pop(key, None)
+            for row in request.rows if request else ():
+                self._waiting.pop(row.place, None)
+                self._running.pop(row.place, None)
 
     def step(self) -> Step:
         """Give every running row its next token, if it is time for it."""
@@ -159,10 +145,10 @@ class ScriptedEngine:
         step = Step(outputs=[])
         self._expire(now, step)
         self._admit(now, step)
-        for key, row in list(self._running.items()):
-            if row.due_at <= now:
+        for place, row in list(self._running.items()):
+            if row.due_at <= now and place in self._running:
                 step.rows += 1
-                self._advance(key, row, now, step)
+                self._advance(row, now, step)
         return step
 
     def due_in(self) -> float | None:
@@ -171,14 +157,14 @@ class ScriptedEngine:
         waiting, running = self._waiting.values(), self._running.values()
         if any(row.due_at <= now for row in running):
             return 0.0
-        times = [row.arrival.deadline_at for row in (*waiting, *running)]
+        times = [request.arrival.deadline_at for request in self._requests.values()]
         times += [row.due_at for row in running]
         if waiting:
             free = self._info.max_batch_size - len(running)
             if free > 0 and (running or len(waiting) >= free):
                 return 0.0
             if not running:
-                times.append(min(row.arrival.accepted_at for row in waiting) + self._max_delay_s)
+                times.append(min(row.request.arrival.accepted_at for row in waiting) + self._max_delay_s)
         return max(0.0, min(times) - now) if times else None
 
     def room(self) -> Room:
@@ -189,95 +175,67 @@ class ScriptedEngine:
 
     def close(self) -> None:
         """Forget everything."""
-        self._waiting.clear()
-        self._running.clear()
+        self.cancel(list(self._requests))
 
     def _expire(self, now: float, step: Step) -> None:
-        for rows in (self._waiting, self._running):
-            for key, row in list(rows.items()):
-                if row.arrival.deadline_at <= now:
-                    del rows[key]
-                    late = DeadlineExceeded("the deadline passed before the answer was complete")
-                    step.outputs.append(Output(key, self._finished(row, "expired", late)))
-
-    def _advance(self, key: Key, row: _Row, now: float, step: Step) -> None:
-        script, done = row.script, len(row.texts)
-        for fault in script.faults:
-            if fault.is_due(done, epoch=key[1]):
-                fault.strike()
-                error = _failure(fault)
-                if error is not None:
-                    del self._running[key]
-                    step.outputs.append(Output(key, self._finished(row, "failed", error)))
-                    return
-        if done < len(script.texts):
-            text = script.texts[done]
-            if script.is_signed:
-                text += f"~{key[1]}.{os.getpid()}"
-            row.texts.append(text)
-            logprobs: list[float | None] = [0.0] if script.logprobs else []
-            step.outputs.append(Output(key, Tokens(0, [done], [text], logprobs)))
-            step.generated_tokens += 1
-            row.first_at = row.first_at or self._clock()
-            row.due_at = now + script.tick_s
-        if len(row.texts) >= len(script.texts):
-            del self._running[key]
-            step.outputs.append(Output(key, self._finished(row, "done")))
+        for request in list(self._requests.values()):
+            if request.arrival.deadline_at <= now:
+                late = DeadlineExceeded("the deadline passed before the answer was complete")
+                self._finish(request, "expired", step, late)
 
     def _admit(self, now: float, step: Step) -> None:
         free = self._info.max_batch_size - len(self._running)
         if not self._waiting or free <= 0:
             return
-        oldest = min(row.arrival.accepted_at for row in self._waiting.values())
+        oldest = min(row.request.arrival.accepted_at for row in self._waiting.values())
         full = len(self._waiting) >= free
         if not self._running and not full and now < oldest + self._max_delay_s:
             return
-        for key in list(self._waiting)[:free]:
-            row = self._running[key] = self._waiting.pop(key)
-            row.started_at = row.due_at = now
-            step.prompt_tokens += len(row.script.words)
-            if row.script.prompt_logprobs:
-                count = len(row.script.words)
-                row.prefill = Prefill(
-                    token_ids=tuple(range(count)),
-                    texts=row.script.words,
-                    logprobs=(None, *[0.0] * (count - 1)) if count else (),
-                )
-                step.outputs.append(Output(key, row.prefill))
+        for place in list(self._waiting)[:free]:
+            row = self._running[place] = self._waiting.pop(place)
+            row.due_at = now
+            request = row.request
+            if not request.started_at:
+                request.begin(now)
+                step.prompt_tokens += len(request.script.words)
+                if request.prefill is not None:
+                    step.outputs.append(Output(request.key, request.prefill))
 
-    def _finished(
-        self,
-        row: _Row,
-        state: Literal["done", "failed", "expired"],
-        error: StreamfleetError | None = None,
-    ) -> Finished:
-        script, now, done = row.script, self._clock(), len(row.texts)
-        started = row.started_at or now
-        first = row.first_at or now
-        reasons: dict[str, FinishReason] = {"done": script.reason, "failed": "error", "expired": "expired"}
-        choice = Choice(
-            text="".join(row.texts),
-            token_ids=tuple(range(done)),
-            logprobs=(0.0,) * done if script.logprobs else (),
-            finish_reason=reasons[state],
-            last_token_id=done - 1 if done else None,
-        )
-        return Finished(
-            state=state,
-            choices=(choice,),
-            prefill=row.prefill,
-            usage=Usage(
-                prompt_tokens=len(script.words) if row.started_at else 0,
-                completion_tokens=done,
-            ),
-            seed=script.seed,
-            timing=Timing(
-                wait_ms=max(0.0, (started - row.added_at) * 1000),
-                prefill_ms=max(0.0, (first - started) * 1000),
-                decode_ms=max(0.0, (now - first) * 1000),
-            ),
-            error=error,
-        )
+    def _advance(self, row: ScriptedRow, now: float, step: Step) -> None:
+        request = row.request
+        command = request.script.command
+        for fault in command.faults:
+            if fault.is_due(len(row.texts), epoch=request.key[1]):
+                fault.strike()
+                error = _failure(fault)
+                if error is not None:
+                    self._finish(request, "failed", step, error)
+                    return
+        if not row.is_done:
+            step.outputs.append(Output(request.key, row.advance()))
+            step.generated_tokens += 1
+            request.first_at = request.first_at or self._clock()
+            row.due_at = now + (self._tick_s if command.tick_s is None else command.tick_s)
+        if row.is_done:
+            del self._running[row.place]
+            if request.is_done:
+                self._finish(request, "done", step)
+
+    def _finish(
+        self, request: ScriptedRequest, state: Outcome, step: Step, error: StreamfleetError | None = None
+    ) -> None:
+        self.cancel([request.key])
+        step.outputs.append(Output(request.key, request.finished(state, self._clock(), error)))
+
+
+def _answer(texts: list[str], limit: int, request: Request) -> Answer:
+    found, stopped = cut(texts, request.stop, request.include_stop)
+    reason: FinishReason = "stop" if stopped else "eos"
+    if len(found) > limit:
+        found, reason = found[:limit], "length"
+    if request.echo and found:
+        found = (_prompt_of(request) + found[0], *found[1:])
+    return Answer(found, reason)
 
 
 def _failure(fault: Fault) -> GenerationFailed | None:

@@ -202,21 +202,27 @@ async def test_choices_stay_apart(broker: StubBroker, desk: Desk) -> None:
     desk.take((key, tokens("-")))
     await eventually(lambda: broker.waiting == 1, "a call that waits")
     for index in (0, 1, 0, 1):
-        desk.take((key, Tokens(index, [1], [str(index)], [-0.5])))
+        desk.take((key, Tokens(index, [1], [str(index)], [-0.5], [((1, -0.5), (2, -1.0 - index))])))
     broker.open.set()
     await eventually(lambda: len(broker.log.get("a", {})) == 3, "both choices")
-    assert [(event.index, event.text, event.logprobs) for event in broker.events("a")[1:]] == [
-        (0, "00", (-0.5, -0.5)),
-        (1, "11", (-0.5, -0.5)),
+    assert broker.events("a")[1:] == [
+        Delta(
+            index=index,
+            token_ids=(1, 1),
+            texts=(str(index), str(index)),
+            logprobs=(-0.5, -0.5),
+            top_logprobs=(((1, -0.5), (2, -1.0 - index)),) * 2,
+        )
+        for index in (0, 1)
     ]
 
 
 async def test_lists_of_the_engine_are_left_alone(broker: StubBroker, desk: Desk) -> None:
     broker.open.clear()
     key = desk.hold("a")
-    first = tokens("x")
-    desk.take((key, first), (key, tokens("y", first=1)))
-    assert first.texts == ["x"]
+    first = Tokens(0, [0], ["x"], [-0.5], [((0, -0.5),)])
+    desk.take((key, first), (key, Tokens(0, [1], ["y"], [-0.5], [((1, -0.5),)])))
+    assert first == Tokens(0, [0], ["x"], [-0.5], [((0, -0.5),)])
 
 
 async def test_a_call_whose_reply_was_lost_is_made_again_and_doubles_nothing(

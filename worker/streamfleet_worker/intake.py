@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 import traceback
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 import structlog
@@ -27,8 +29,20 @@ to a thread and back costs more than the preparation of one."""
 log = structlog.get_logger()
 
 
+@dataclass(slots=True)
+class Admitted:
+    """A request that was handed to the engine and has not come back finished."""
+
+    rows: int
+    accepted_at: float | None
+    """None once it has its first token."""
+
+
 class Intake:
-    """Knows which requests fill the engine, and so how many more it would run now.
+    """Knows how many rows the requests fill that are here, and so how many more requests it would run now.
+
+    How many rows a request takes shows only once it is here. So the next ones are thought to be like the last
+    ones, and what comes beyond the free rows waits in the engine.
 
     Large prompts are turned into tokens on a thread of its own, so that neither the event loop nor the engine
     waits for it.
@@ -48,9 +62,12 @@ class Intake:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="prepare")
         self._job: Future[list[Any]] | None = None
         self._preparing = 0
-        # What was handed to the engine and has not come back finished: when it was accepted, and None
-        # once it has its first token.
-        self._admitted: dict[Key, float | None] = {}
+        """Rows of what is being prepared."""
+        self._admitted: dict[Key, Admitted] = {}
+        self._rows = 0
+        """What they take, together."""
+        self._rows_each = 1.0
+        """What each of the last ones took."""
 
     @property
     def preparing(self) -> bool:
@@ -63,10 +80,11 @@ class Intake:
         return len(self._admitted)
 
     def room(self) -> int:
-        """How many more requests would run now."""
+        """How many more requests would run now, if they are like the last ones."""
         size = self._engine_thread.info.max_batch_size
+        free = math.ceil((size - self._rows - self._preparing) / self._rows_each)
         # Answers that wait for Redis fill no row, but memory: one more batch of them, and no more.
-        return min(size - len(self._admitted) - self._preparing, 2 * size - self._publisher.held)
+        return min(free, 2 * size - self._publisher.held)
 
     async def take(self, deliveries: list[Delivery]) -> None:
         """Put deliveries into the engine; what cannot be run is answered with its error."""
@@ -90,10 +108,12 @@ class Intake:
         if not wanted:
             return
         envelopes = [envelope for _, envelope in wanted]
+        rows = sum(envelope.request.n for envelope in envelopes)
+        self._rows_each = rows / len(envelopes)
         if sum(len(delivery.entry.payload) for delivery, _ in wanted) <= INLINE_BYTES:
             prepared = self._prepare_all(envelopes)
         else:
-            self._preparing = len(wanted)
+            self._preparing = rows
             self._job = self._pool.submit(self._prepare_all, envelopes)
             try:
                 prepared = await asyncio.wrap_future(self._job)
@@ -108,8 +128,9 @@ class Intake:
                 continue
             accepted_at = now - (delivery.now_ms - delivery.accepted_at_ms) / 1000
             deadline_at = now + (delivery.deadline_at_ms - delivery.now_ms) / 1000
-            arrivals[delivery.key] = Arrival(outcome, accepted_at, deadline_at)
-            self._admitted[delivery.key] = accepted_at
+            arrival = arrivals[delivery.key] = Arrival(outcome, accepted_at, deadline_at)
+            self._admitted[delivery.key] = Admitted(arrival.rows, accepted_at)
+            self._rows += arrival.rows
         if arrivals:
             self._engine_thread.add(arrivals)
 
@@ -118,21 +139,26 @@ class Intake:
         now = self._clock()
         for output in outputs:
             if isinstance(output.event, Finished):
-                self._admitted.pop(output.key, None)
+                self._leave(output.key)
             elif isinstance(output.event, Tokens):
-                accepted_at = self._admitted.get(output.key)
-                if accepted_at is not None:
-                    self._admitted[output.key] = None
-                    self._metrics.ttft.observe(max(0.0, now - accepted_at))
+                admitted = self._admitted.get(output.key)
+                if admitted is not None and admitted.accepted_at is not None:
+                    self._metrics.ttft.observe(max(0.0, now - admitted.accepted_at))
+                    admitted.accepted_at = None
 
     def drop(self, keys: list[Key]) -> None:
         """Have the engine forget these requests."""
         for key in keys:
-            self._admitted.pop(key, None)
+            self._leave(key)
         self._engine_thread.cancel(keys)
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _leave(self, key: Key) -> None:
+        admitted = self._admitted.pop(key, None)
+        if admitted is not None:
+            self._rows -= admitted.rows
 
     def _fail(self, delivery: Delivery, error: StreamfleetError) -> None:
         self._publisher.take([Output(delivery.key, Finished("failed", error=error))])

@@ -288,6 +288,4 @@ def _merge(waiting: list[Tokens], new: Tokens) -> None:
             tokens.top_logprobs += new.top_logprobs
             return
     # Copies, since these lists grow here: the engine's own stay the engine's.
-    waiting.append(
-        Tokens(new.index, [*new.token_ids], [*new.texts], [*new.logprobs], [*new.top_logprobs])
-    )
+    waiting.append(Tokens(new.index, [*new.token_ids], [*new.texts], [*new.logprobs], [*new.top_logprobs]))

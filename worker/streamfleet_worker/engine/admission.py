@@ -1,0 +1,63 @@
+"""When newcomers join."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from streamfleet_worker.engine.sequence import Sequence
+
+RESUME_SHARE = 0.3
+"""While rows run, newcomers wait until they are this share of the running: what the first chunks of prompts
+cost all rows should serve several."""
+
+
+class Admission:
+    """The rule that opens and shuts the door to the batch.
+
+    With R running rows, W waiting, `free` rows, and s steps since the last admission, or since the first in
+    line came if that is more, it is open when a row is free and
+
+    * nothing runs, and W ≥ free or one has waited `max_delay_s` since the fleet accepted it; or
+    * rows run, and W ≥ min(free, ceil(0.3 R)) or s ≥ `max_waiting_tokens`; or
+    * one is `max_waiting_s` old; or
+    * the deadline of one would be missed if it waited on.
+
+    The rule is that of text-generation-inference, without its lock-out of newcomers above half load.
+    """
+
+    def __init__(
+        self, *, max_delay_s: float, max_waiting_tokens: int, max_waiting_s: float, prefill_chunk: int
+    ) -> None:
+        self._max_delay_s = min(max_delay_s, max_waiting_s)
+        self._max_waiting_tokens = max_waiting_tokens
+        self._max_waiting_s = max_waiting_s
+        self._prefill_chunk = prefill_chunk
+        self._step_s = 0.0
+
+    def observe(self, step_s: float) -> None:
+        """Learn how long a step takes, in seconds, to see missed deadlines coming."""
+        self._step_s = step_s if not self._step_s else 0.9 * self._step_s + 0.1 * step_s
+
+    def opens(
+        self, now: float, waiting: Iterable[Sequence], count: int, *, running: int, free: int, steps: int
+    ) -> bool:
+        """Whether newcomers join now; `waiting` are `count` sequences."""
+        if not count or not free:
+            return False
+        enough = min(free, math.ceil(RESUME_SHARE * running)) if running else free
+        if count >= enough or (running and steps >= self._max_waiting_tokens):
+            return True
+        return any(self._due_at(sequence, bool(running)) <= now for sequence in waiting)
+
+    def due_in(self, now: float, waiting: Iterable[Sequence]) -> float:
+        """Seconds until it opens for some that wait, while nothing runs."""
+        return max(0.0, min(self._due_at(sequence, False) for sequence in waiting) - now)
+
+    def _due_at(self, sequence: Sequence, running: bool) -> float:
+        arrival = sequence.arrival
+        patience_s = self._max_waiting_s if running else self._max_delay_s
+        steps = -(-sequence.prompt_length // self._prefill_chunk) + max(0, sequence.max_tokens - 1)
+        return min(arrival.accepted_at + patience_s, arrival.deadline_at - steps * self._step_s)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, dataclass_transform
+from typing import TYPE_CHECKING, Annotated, Any, dataclass_transform
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, ValidationError
+from pydantic_core import CoreSchema, core_schema
 
 from streamfleet_common import errors
 
@@ -34,6 +35,19 @@ TopLogprobs = Annotated[tuple[Annotated[tuple[_Scored, ...], SEQUENCE], ...], SE
 """For each place the likeliest tokens and their natural log-probabilities, best first."""
 
 
+class Said:
+    """Annotates a value that may have one of several forms: `wish` is what is said of one that has none.
+
+    Pydantic itself tells for each form why it is not that.
+    """
+
+    def __init__(self, wish: str) -> None:
+        self._wish = wish
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.custom_error_schema(handler(source), "form", custom_error_message=self._wish)
+
+
 def problems(error: ValidationError) -> list[str]:
     """Every fault that pydantic found, one line each, without the offending values (they may be private).
 
@@ -52,7 +66,7 @@ def problems(error: ValidationError) -> list[str]:
             text = "unknown kind"  # pydantic's own words repeat the value
         elif fault["type"] == "tuple_type":
             text = "Input should be a valid list"  # what everybody writes, and JSON has
-        elif fault["type"] == "too_long":
+        elif fault["type"] in ("too_long", "too_short"):
             text = text.replace("Tuple should", "List should")
         line = f"{place}: {text}" if place else text
         found.append(line if len(line) <= MAX_PROBLEM_CHARS else f"{line[:MAX_PROBLEM_CHARS]}…")

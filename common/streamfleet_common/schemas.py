@@ -24,6 +24,7 @@ from streamfleet_common.message import (
     Message,
     Name,
     Rid,
+    Said,
     Tenant,
     Text,
     Texts,
@@ -52,6 +53,18 @@ class ChatMessage(Message):
 
     role: Literal["system", "user", "assistant", "tool"]
     content: LongText
+
+
+def _as_json(value: Any) -> Any:
+    try:
+        if isinstance(value, Mapping):
+            return json.dumps(value, allow_nan=False)
+        if isinstance(value, str):
+            json.loads(value)
+    except (TypeError, ValueError, RecursionError):
+        # Without the error's own words, which may quote the value.
+        raise ValueError("a JSON document is wanted, or a map that makes one") from None
+    return value
 
 
 if TYPE_CHECKING:
@@ -83,7 +96,7 @@ else:
     ]
     _Schema = Annotated[
         Annotated[str, Field(max_length=64 * 1024)],
-        BeforeValidator(lambda value: json.dumps(value) if isinstance(value, Mapping) else value),
+        BeforeValidator(_as_json),
     ]
 
 
@@ -144,7 +157,10 @@ class GenerateRequest(Message):
     prompt: LongText | None = None
     prompt_token_ids: _PromptIds | None = None
     messages: _Turns | None = None
-    max_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | Literal["fit"] = 128
+    max_tokens: Annotated[
+        Annotated[int, Field(ge=1, le=MAX_TOKENS)] | Literal["fit"],
+        Said(f'Input should be an integer from 1 to {MAX_TOKENS}, or "fit"'),
+    ] = 128
     """At most this many tokens are generated; "fit" takes what the prompt leaves of the model's length."""
     min_tokens: int = Field(default=0, ge=0, le=MAX_TOKENS)
     """No end token, no `stop_token_ids` and no `stop` ends the text before so many tokens."""

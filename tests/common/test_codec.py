@@ -25,6 +25,7 @@ from streamfleet_common.schemas import (
     Envelope,
     Failure,
     GenerateRequest,
+    Guide,
     Prefill,
     Restart,
     Retry,
@@ -86,18 +87,34 @@ def test_the_bytes_of_an_event() -> None:
 
 EVENTS: list[Any] = [
     Start(worker="w", model="m", revision="r", queued_at_ms=1754000000001, started_at_ms=1754000000002),
+    Start(worker="w", model="m", exact="cpu of a kind"),
     Prefill(token_ids=(1, 2), texts=("a", "b"), logprobs=(None, -0.5)),
+    Prefill(
+        token_ids=(1, 2), texts=("a", "b"), logprobs=(None, -0.5), top_logprobs=((), ((2, -0.5), (7, -1.5)))
+    ),
     Delta(index=1, token_ids=(1, 2), texts=("a", ""), logprobs=(-0.5, -1.0)),
+    Delta(token_ids=(1,), texts=("a",), logprobs=(-0.5,), top_logprobs=(((1, -0.5), (2**31 - 1, -1.5)),)),
     Restart(reason="the worker was lost"),
     End(state="done"),
     End(
         state="done",
         choices=(
             Choice(text="ab", token_ids=(1, 2), finish_reason="stop", last_token_id=2, logprobs=(-1.0, None)),
-            Choice(index=1, text="", token_ids=(), finish_reason="length"),
+            Choice(index=1, text="", token_ids=(), finish_reason="length", seed=2**63 - 1),
+            Choice(
+                index=2,
+                text="a",
+                token_ids=(1,),
+                logprobs=(-0.5,),
+                top_logprobs=(((1, -0.5),),),
+                finish_reason="eos",
+                last_token_id=1,
+                seed=0,
+            ),
         ),
         prefill=Prefill(token_ids=(1,), texts=("a",), logprobs=(None,)),
-        usage=Usage(prompt_tokens=1, completion_tokens=2),
+        usage=Usage(prompt_tokens=1, completion_tokens=2, cached_tokens=1, cut_tokens=5),
+        exact="cpu of a kind",
         seed=2**63 - 1,
         timing=Timing(wait_ms=0.25, prefill_ms=1.0, decode_ms=1e6),
         model="m",
@@ -130,15 +147,50 @@ def test_requests_come_back() -> None:
         request=GenerateRequest(
             model="m",
             messages=(ChatMessage(role="system", content=""), ChatMessage(role="user", content="a")),
-            max_tokens=1,
-            sampling=Sampling(temperature=1.5, top_k=5, top_p=0.5, seed=7),
+            max_tokens="fit",
+            min_tokens=3,
+            n=4,
+            truncate=100,
+            truncate_side="right",
+            sampling=Sampling(
+                temperature=1.5,
+                top_k=5,
+                top_p=0.5,
+                min_p=0.25,
+                repetition_penalty=1.1,
+                presence_penalty=-0.5,
+                frequency_penalty=0.5,
+                logit_bias={7: -100, 0: 0.5},
+                bad_words=("x", " y"),
+                seed=7,
+            ),
+            guide=Guide(json_schema={"type": "object"}),
             stop=("a", "b"),
             include_stop=True,
             stop_token_ids=(1, 2),
+            ignore_eos=True,
             logprobs=True,
+            top_logprobs=5,
             prompt_logprobs=True,
+            echo=True,
+            skip_special_tokens=False,
         ),
     )
+    request = envelope.request
+    assert request.model_fields_set == set(GenerateRequest.model_fields) - {
+        "kind",
+        "prompt",
+        "prompt_token_ids",
+    }
+    assert request.sampling.model_fields_set == set(Sampling.model_fields)
+    assert codec.decode_envelope(codec.encode(envelope)) == envelope
+
+
+@pytest.mark.parametrize(
+    "guide", [Guide(regex="[a-z]+"), Guide(choice=("yes", "no")), Guide(json_schema="{}")]
+)
+def test_guides_come_back(guide: Guide) -> None:
+    envelope = Envelope(rid=RID, request=GenerateRequest(prompt="Hi", guide=guide))
     assert codec.decode_envelope(codec.encode(envelope)) == envelope
 
 
@@ -161,23 +213,6 @@ def test_a_rid_is_always_sent() -> None:
     assert msgpack.unpackb(codec.encode(envelope))["rid"] == envelope.rid
 
 
-@settings(max_examples=50, deadline=None)
-@given(
-    st.text(min_size=1).filter(lambda text: bool(text.strip())),
-    st.lists(st.integers(0, 2**31 - 1), max_size=64),
-    st.floats(0, 100),
-)
-def test_any_valid_request_comes_back(prompt: str, stop_token_ids: list[int], temperature: float) -> None:
-    envelope = Envelope(
-        request=GenerateRequest(
-            prompt=prompt,
-            stop_token_ids=tuple(stop_token_ids),
-            sampling=Sampling(temperature=temperature),
-        )
-    )
-    assert codec.decode_envelope(codec.encode(envelope)) == envelope
-
-
 # --- against pydantic's own way to leave defaults out
 
 
@@ -193,9 +228,24 @@ MILLISECONDS = st.sampled_from([0.0, -0.0, 0.5])
 TEXTS = st.sampled_from(["", "a", "\u00e9 b"])
 IDS = st.lists(st.integers(0, 3), max_size=3).map(tuple)
 LOGPROBS = st.lists(st.none() | st.floats(-5, 0), max_size=2).map(tuple)
-SAMPLINGS = _messages(Sampling, temperature=MILLISECONDS, top_k=COUNTS, seed=st.none() | COUNTS)
+TOP_LOGPROBS = st.lists(st.lists(st.tuples(COUNTS, st.floats(-5, 0)), max_size=2).map(tuple), max_size=2).map(
+    tuple
+)
+SAMPLINGS = _messages(
+    Sampling,
+    temperature=MILLISECONDS | st.floats(0, 100),
+    top_k=COUNTS,
+    min_p=st.floats(0, 1),
+    repetition_penalty=st.sampled_from([1.0, 1, 1.5]),
+    presence_penalty=st.floats(-10, 10),
+    frequency_penalty=st.floats(-10, 10),
+    logit_bias=st.dictionaries(st.integers(0, 2**31 - 1), st.floats(-1000, 1000), max_size=3),
+    bad_words=st.sampled_from([(), ("a", "\u00e9")]),
+    seed=st.none() | COUNTS,
+)
+GUIDES = st.sampled_from([Guide(json_schema="{}"), Guide(regex="a+"), Guide(choice=("a", "b"))])
 PROMPTS = st.one_of(
-    st.fixed_dictionaries({"prompt": st.sampled_from(["a", "b"])}),
+    st.fixed_dictionaries({"prompt": st.text(min_size=1).filter(lambda text: not text.isspace())}),
     st.fixed_dictionaries({"prompt_token_ids": st.just((1, 2))}),
     st.fixed_dictionaries(
         {
@@ -211,14 +261,28 @@ REQUESTS = st.tuples(
         {},
         optional={
             "model": st.none() | TEXTS,
-            "max_tokens": st.sampled_from([1, 128]),
+            "max_tokens": st.sampled_from([1, 128, "fit"]),
+            "min_tokens": st.sampled_from([0, 1]),
+            "n": st.sampled_from([1, 2]),
+            "truncate": st.none() | st.just(5),
+            "truncate_side": st.sampled_from(["left", "right"]),
             "sampling": SAMPLINGS,
+            "guide": st.none() | GUIDES,
             "stop": st.sampled_from([(), ("a",)]),
-            "stop_token_ids": IDS,
-            "logprobs": st.booleans(),
+            "stop_token_ids": st.lists(st.integers(0, 2**31 - 1), max_size=64).map(tuple),
+            "ignore_eos": st.booleans(),
+            "logprobs": st.just(True),
+            "prompt_logprobs": st.booleans(),
+            "echo": st.booleans(),
+            "skip_special_tokens": st.booleans(),
         },
     ),
-).map(lambda parts: GenerateRequest(**parts[0], **parts[1]))
+    COUNTS,
+).map(
+    lambda parts: GenerateRequest(
+        **parts[0], **parts[1], **({"top_logprobs": parts[2]} if "logprobs" in parts[1] else {})
+    )
+)
 ENVELOPES = _messages(
     Envelope,
     rid=st.just(RID),
@@ -230,7 +294,7 @@ ENVELOPES = _messages(
     idempotency_key=st.none() | st.just("k"),
     request=REQUESTS,
 )
-PREFILLS = _messages(Prefill, token_ids=IDS, texts=st.just(()), logprobs=LOGPROBS)
+PREFILLS = _messages(Prefill, token_ids=IDS, texts=st.just(()), logprobs=LOGPROBS, top_logprobs=TOP_LOGPROBS)
 ENDS = _messages(
     End,
     state=st.sampled_from(["done", "failed"]),
@@ -241,8 +305,10 @@ ENDS = _messages(
             text=TEXTS,
             token_ids=IDS,
             logprobs=LOGPROBS,
+            top_logprobs=TOP_LOGPROBS,
             finish_reason=st.just("eos"),
             last_token_id=st.none() | COUNTS,
+            seed=st.none() | COUNTS,
         ),
         max_size=2,
     ).map(tuple),
@@ -252,36 +318,48 @@ ENDS = _messages(
         Failure,
         code=TEXTS,
         message=TEXTS,
-        details=st.dictionaries(TEXTS, st.none() | st.booleans() | COUNTS | st.lists(TEXTS), max_size=2),
+        details=st.dictionaries(
+            TEXTS, st.none() | st.booleans() | COUNTS | st.lists(TEXTS).map(tuple), max_size=2
+        ),
     ),
-    usage=_messages(Usage, prompt_tokens=COUNTS, completion_tokens=COUNTS),
+    usage=_messages(
+        Usage, prompt_tokens=COUNTS, completion_tokens=COUNTS, cached_tokens=COUNTS, cut_tokens=COUNTS
+    ),
     timing=_messages(Timing, wait_ms=MILLISECONDS, decode_ms=MILLISECONDS),
     seed=st.none() | COUNTS,
     worker=TEXTS,
+    exact=TEXTS,
     attempt=COUNTS,
     of=COUNTS,
 )
 OTHERS = (
     PREFILLS
-    | _messages(Start, worker=TEXTS, model=TEXTS, queued_at_ms=COUNTS)
-    | _messages(Delta, index=COUNTS, token_ids=IDS, texts=st.just(()), logprobs=LOGPROBS)
-    | _messages(Restart, reason=TEXTS)
+    | _messages(Start, worker=TEXTS, model=TEXTS, queued_at_ms=COUNTS, exact=TEXTS)
     | _messages(
-        Card,
-        worker=TEXTS,
-        queue=st.just("q"),
-        model=TEXTS,
-        device=TEXTS,
-        tasks=st.sampled_from([("generate",), ("a", "b")]),
-        limits=_messages(
-            Limits,
-            max_batch_size=st.just(1),
-            max_seq_len=st.just(2),
-            max_queue_depth=st.just(3),
-            max_request_bytes=st.just(4),
-            vocab_size=COUNTS,
-        ),
+        Delta,
+        index=COUNTS,
+        token_ids=IDS,
+        texts=st.lists(TEXTS, max_size=2).map(tuple),
+        logprobs=LOGPROBS,
+        top_logprobs=TOP_LOGPROBS,
     )
+    | _messages(Restart, reason=TEXTS)
+)
+CARDS = _messages(
+    Card,
+    worker=TEXTS,
+    queue=st.just("q"),
+    model=TEXTS,
+    device=TEXTS,
+    tasks=st.sampled_from([("generate",), ("a", "b")]),
+    limits=_messages(
+        Limits,
+        max_batch_size=st.just(1),
+        max_seq_len=st.just(2),
+        max_queue_depth=st.just(3),
+        max_request_bytes=st.just(4),
+        vocab_size=COUNTS,
+    ),
 )
 
 
@@ -297,9 +375,32 @@ def by_pydantic(message: Message) -> dict[str, Any]:
 
 
 @settings(max_examples=400, deadline=None)
-@given(ENVELOPES | ENDS | OTHERS)
+@given(ENVELOPES | ENDS | OTHERS | CARDS)
 def test_defaults_are_left_out_as_pydantic_would(message: Any) -> None:
     assert codec.encode(message) == msgpack.packb(by_pydantic(message))
+
+
+@settings(max_examples=400, deadline=None)
+@given(ENVELOPES)
+def test_any_request_comes_back(envelope: Envelope) -> None:
+    assert codec.decode_envelope(codec.encode(envelope)) == envelope
+
+
+@settings(max_examples=400, deadline=None)
+@given(ENDS | OTHERS)
+def test_any_event_comes_back(event: Any) -> None:
+    assert codec.decode_event(codec.encode(event)) == event
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1, max_size=5))
+def test_log_probabilities_keep_their_bits(numbers: list[float]) -> None:
+    top = tuple(((1, number),) for number in numbers)
+    delta = Delta(token_ids=(), texts=(), logprobs=tuple(numbers), top_logprobs=top)
+    back = codec.decode_event(codec.encode(delta))
+    assert isinstance(back, Delta)
+    for got in (back.logprobs, [scored[0][1] for scored in back.top_logprobs]):
+        assert struct.pack(f"{len(numbers)}d", *got) == struct.pack(f"{len(numbers)}d", *numbers)
 
 
 @settings(max_examples=200, deadline=None)
@@ -347,6 +448,19 @@ def test_an_unknown_field_is_refused() -> None:
         "request.hue",
         "colour",
     ]
+
+
+def test_what_an_older_peer_does_not_know_is_at_its_default() -> None:
+    assert codec.decode_envelope(message()).request == GenerateRequest(prompt="Hi")
+    start = codec.decode_event(packed(type="start", worker="w", model="m"))
+    assert start == Start(worker="w", model="m", exact="")
+    delta = codec.decode_event(packed(type="delta", token_ids=[1], texts=["a"], logprobs=[-0.5]))
+    assert delta == Delta(token_ids=(1,), texts=("a",), logprobs=(-0.5,), top_logprobs=())
+    choice = {"text": "a", "token_ids": [1], "finish_reason": "eos"}
+    end = codec.decode_event(packed(type="end", state="done", choices=[choice], usage={"prompt_tokens": 1}))
+    assert isinstance(end, End)
+    assert (end.exact, end.choices[0].seed, end.choices[0].top_logprobs) == ("", None, ())
+    assert (end.usage.cached_tokens, end.usage.cut_tokens) == (0, 0)
 
 
 def test_an_unknown_field_of_a_newer_peer_is_left_out() -> None:

@@ -20,6 +20,7 @@ from streamfleet_common.schemas import (
     Envelope,
     Failure,
     GenerateRequest,
+    Guide,
     Prefill,
     Restart,
     Retry,
@@ -62,6 +63,18 @@ def faults_of(kind: type[Message], values: dict[str, Any]) -> list[str]:
 
 # --- bounds: the last value that is taken, the first that is not
 
+TOP_LOGPROBS: tuple[list[Any], list[Any]] = (
+    [[], [[]], [[[0, -0.5], [2**31 - 1, -1.5]]], [((1, -0.5),), ()]],
+    [
+        [[[-1, -0.5]]],
+        [[[2**31, -0.5]]],
+        [[[1, math.nan]]],
+        [[[1, -math.inf]]],
+        [[[1]]],
+        [[[1, -0.5, 2]]],
+        [1],
+    ],
+)
 BOUNDS: list[tuple[type[Message], dict[str, Any], str, list[Any], list[Any]]] = [
     (GenerateRequest, {}, "prompt", ["a", "a" * 200_000], ["", "  \n", "a" * 200_001]),
     (GenerateRequest, {}, "prompt_token_ids", [[0], [2**31 - 1], [5] * 32_768], [[], [-1], [2**31]]),
@@ -75,13 +88,41 @@ BOUNDS: list[tuple[type[Message], dict[str, Any], str, list[Any], list[Any]]] = 
     ),
     (Retry, {}, "attempts", [None, 1, 100], [0, 101, True, 1.0]),
     (Retry, {}, "backoff_ms", [0, 3_600_000], [-1, 3_600_001, 1.0]),
-    (GenerateRequest, REQUEST, "max_tokens", [1, 32_768], [0, -1, 32_769, 2**70]),
+    (GenerateRequest, REQUEST, "max_tokens", [1, 32_768, "fit"], [0, -1, 32_769, 2**70, "", "Fit", "fit "]),
+    (GenerateRequest, {**REQUEST, "max_tokens": "fit"}, "min_tokens", [0, 32_768], [-1, 32_769, None]),
+    (GenerateRequest, REQUEST, "n", [1, 64], [0, -1, 65, None]),
+    (GenerateRequest, REQUEST, "truncate", [None, 1, 32_768], [0, -1, 32_769, "fit"]),
+    (GenerateRequest, REQUEST, "truncate_side", ["left", "right"], ["", "Left", "middle", None]),
+    (GenerateRequest, {**REQUEST, "logprobs": True}, "top_logprobs", [0, 20], [-1, 21, True, None]),
+    (GenerateRequest, REQUEST, "guide", [None, {"regex": "a"}], ["a", [], {"regex": None}]),
     (GenerateRequest, REQUEST, "model", ["", "m" * 200, None], ["m" * 201]),
     (GenerateRequest, REQUEST, "stop", [[], ["x"] * 8, ["x" * 64]], [["x"] * 9, ["x" * 65], [""]]),
     (GenerateRequest, REQUEST, "stop_token_ids", [[1] * 64, [0]], [[1] * 65, [-1], [2**31]]),
     (Sampling, {}, "temperature", [0, 0.0, 100.0, 1], [-0.001, 100.001, math.nan, math.inf, -math.inf]),
     (Sampling, {}, "top_k", [0, 1_000_000], [-1, 1_000_001]),
     (Sampling, {}, "top_p", [0.0, 1.0], [-0.001, 1.001, math.nan]),
+    (Sampling, {}, "min_p", [0.0, 1.0], [-0.001, 1.001, math.nan]),
+    (Sampling, {}, "repetition_penalty", [1e-9, 1, 10.0], [0.0, -1.0, 10.001, math.nan, math.inf]),
+    (Sampling, {}, "presence_penalty", [-10.0, 0.0, 10.0], [-10.001, 10.001, math.nan]),
+    (Sampling, {}, "frequency_penalty", [-10.0, 0.0, 10.0], [-10.001, 10.001, math.nan]),
+    (
+        Sampling,
+        {},
+        "logit_bias",
+        [[], {}, {0: -1000.0}, {2**31 - 1: 1000}, [[5, 0.5]], [(5, 0.5)] * 1000],
+        [{-1: 0.0}, {2**31: 0.0}, {"5": 0.0}, [[5, 1000.5]], [[5, math.nan]], [[5]], [[5, 0.5, 1]], "5", 5],
+    ),
+    (Sampling, {}, "logit_bias", [], [[(5, 0.5)] * 1001, {5: "1"}, {5: None}, None]),
+    (Sampling, {}, "bad_words", [[], ["x"] * 8, ["x" * 64]], [["x"] * 9, ["x" * 65], [""], "x", None]),
+    (Guide, {}, "regex", ["a", "a" * 4096], ["", "a" * 4097, 7]),
+    (Guide, {}, "choice", [["a"], ["a"] * 256, ["a" * 1000]], [[], ["a"] * 257, ["a" * 1001], [""], "a"]),
+    (
+        Guide,
+        {},
+        "json_schema",
+        [{}, "{}", "true", {"type": "object"}, '"' + "a" * 65_534 + '"'],
+        ["", "{", '"' + "a" * 65_535 + '"', {"a": math.nan}, {"a": {1, 2}}, {"a": b"b"}, "[" * 60_000, 7],
+    ),
     (Sampling, {}, "seed", [None, 0, 2**63 - 1], [-1, 2**63]),
     (ChatMessage, {"role": "user"}, "content", ["", "a" * 200_000], ["a" * 200_001]),
     (Envelope, {"request": REQUEST}, "rid", [RID, "f" * 34], ["f" * 33, "f" * 35, "F" * 34, "g" * 34, ""]),
@@ -108,6 +149,13 @@ BOUNDS: list[tuple[type[Message], dict[str, Any], str, list[Any], list[Any]]] = 
     (Delta, {"token_ids": [1], "texts": ["a"]}, "index", [0, 7], [-1]),
     (Usage, {}, "prompt_tokens", [0, 10], [-1]),
     (Usage, {}, "completion_tokens", [0, 10], [-1]),
+    (Usage, {}, "cached_tokens", [0, 10], [-1]),
+    (Usage, {}, "cut_tokens", [0, 10], [-1]),
+    (Start, {"worker": "w", "model": "m"}, "exact", ["", "k" * 200], ["k" * 201, None]),
+    (Prefill, {"token_ids": [1], "texts": ["a"], "logprobs": [None]}, "top_logprobs", *TOP_LOGPROBS),
+    (Delta, {"token_ids": [1], "texts": ["a"]}, "top_logprobs", *TOP_LOGPROBS),
+    (Choice, CHOICE, "top_logprobs", *TOP_LOGPROBS),
+    (Choice, CHOICE, "seed", [None, 0, 2**63 - 1], [1.0, "1", True]),
     (Timing, {}, "wait_ms", [0.0, 0, 1e9], [-0.1, math.nan, math.inf]),
     (Choice, CHOICE, "last_token_id", [None, 0, 2**31 - 1], [-1, 2**31]),
     (Choice, CHOICE, "finish_reason", ["eos", "stop", "length"], ["", "done"]),
@@ -115,6 +163,7 @@ BOUNDS: list[tuple[type[Message], dict[str, Any], str, list[Any], list[Any]]] = 
     (Failure, {"message": "m"}, "code", ["", "c" * 64], ["c" * 65]),
     (Failure, {"code": "c"}, "message", ["", "m" * 4000], ["m" * 4001]),
     (End, {}, "state", ["done", "failed", "cancelled", "expired", "dead"], ["queued", "running", ""]),
+    (End, {"state": "done"}, "exact", ["", "k" * 200], ["k" * 201, None]),
     (End, {"state": "done"}, "attempt", [0, 3], [-1]),
     (End, {"state": "done"}, "of", [0, 3], [-1]),
     (End, {"state": "done"}, "last_seq", [0, 3], [-1]),
@@ -143,7 +192,14 @@ def test_bounds(
 
 @pytest.mark.parametrize("value", [True, False, "7", 7.0, None, [7], b"7"])
 def test_integers_are_integers(value: object) -> None:
-    assert faults_of(GenerateRequest, {"prompt": "a", "max_tokens": value})[0].startswith("max_tokens: ")
+    assert faults_of(GenerateRequest, {"prompt": "a", "n": value})[0].startswith("n: ")
+
+
+@pytest.mark.parametrize("value", [0, 32_769, True, "7", "Fit", 7.0, None, [7], b"fit"])
+def test_a_length_is_an_integer_or_one_word(value: object) -> None:
+    assert faults_of(GenerateRequest, {"prompt": "a", "max_tokens": value}) == [
+        'max_tokens: Input should be an integer from 1 to 32768, or "fit"'
+    ]
 
 
 @pytest.mark.parametrize("value", [True, "0.5", None, [0.5], b"0.5"])
@@ -154,6 +210,8 @@ def test_numbers_are_numbers(value: object) -> None:
 @pytest.mark.parametrize("value", [1, 0, "true", None])
 def test_flags_are_flags(value: object) -> None:
     assert faults_of(Envelope, {"request": REQUEST, "stream": value})[0].startswith("stream: ")
+    for name in ("ignore_eos", "logprobs", "prompt_logprobs", "echo", "skip_special_tokens", "include_stop"):
+        assert faults_of(GenerateRequest, {**REQUEST, name: value})[0].startswith(f"{name}: ")
 
 
 @pytest.mark.parametrize("value", [7, b"bytes", ["a"], True, None])
@@ -172,10 +230,15 @@ TEXTS: list[tuple[type[Message], dict[str, Any]]] = [
     (GenerateRequest, {"messages": [{"role": "user", "content": SURROGATE}]}),
     (GenerateRequest, {"prompt": "a", "stop": [SURROGATE]}),
     (GenerateRequest, {"prompt": "a", "model": SURROGATE}),
+    (Sampling, {"bad_words": [SURROGATE]}),
+    (Guide, {"regex": SURROGATE}),
+    (Guide, {"choice": [SURROGATE]}),
+    (Guide, {"json_schema": '"\ud800"'}),
     (Envelope, {"request": REQUEST, "tenant": SURROGATE}),
     (Envelope, {"request": REQUEST, "idempotency_key": SURROGATE}),
     (Start, {"worker": SURROGATE, "model": "m"}),
     (Start, {"worker": "w", "model": SURROGATE}),
+    (Start, {"worker": "w", "model": "m", "exact": SURROGATE}),
     (Prefill, {"token_ids": [1], "texts": [SURROGATE], "logprobs": [None]}),
     (Delta, {"token_ids": [1], "texts": [SURROGATE]}),
     (Restart, {"reason": SURROGATE}),
@@ -238,6 +301,43 @@ def test_unknown_fields_are_refused(kind: type[Message]) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("misspelt", "at"),
+    [
+        ({"ignore_eos_token": True}, "ignore_eos_token"),
+        ({"top_logprob": 1}, "top_logprob"),
+        ({"min_length": 1}, "min_length"),
+        ({"best_of": 2}, "best_of"),
+        ({"truncation": 1}, "truncation"),
+        ({"seed": 1}, "seed"),
+        ({"temperature": 1.0}, "temperature"),
+        ({"sampling": {"minp": 0.1}}, "sampling.minp"),
+        ({"sampling": {"penalty_alpha": 0.1}}, "sampling.penalty_alpha"),
+        ({"sampling": {"n": 2}}, "sampling.n"),
+        ({"guide": {"json": "{}"}}, "guide.json"),
+        ({"guide": {"grammar": "x"}}, "guide.grammar"),
+    ],
+)
+def test_a_parameter_that_would_be_ignored_is_refused_by_name(misspelt: dict[str, Any], at: str) -> None:
+    assert f"{at}: unknown field; it would have had no effect. Check its spelling" in faults_of(
+        GenerateRequest, {**REQUEST, **misspelt}
+    )
+
+
+def test_spelt_right_they_are_taken() -> None:
+    made = request(
+        ignore_eos=True,
+        logprobs=True,
+        top_logprobs=1,
+        min_tokens=1,
+        n=2,
+        truncate=1,
+        sampling={"temperature": 1.0, "seed": 1, "min_p": 0.1},
+        guide={"json_schema": "{}"},
+    )
+    assert (made.ignore_eos, made.sampling.min_p, made.n) == (True, 0.1, 2)
+
+
 @pytest.mark.parametrize("secret", ["s3cret", ["s3cret"], {"s3cret": 1}])
 def test_a_refusal_does_not_repeat_the_value(secret: object) -> None:
     with pytest.raises(InvalidRequest) as caught:
@@ -277,12 +377,49 @@ def test_exactly_one_prompt(values: dict[str, Any], found: str) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("values", "found"),
+    [
+        ({}, "none of them"),
+        ({"regex": "a", "choice": ["a"]}, "regex and choice"),
+        ({"json_schema": {}, "regex": "a", "choice": ["a"]}, "json_schema and regex and choice"),
+    ],
+)
+def test_exactly_one_form(values: dict[str, Any], found: str) -> None:
+    assert faults_of(Guide, values) == [f"give exactly one of json_schema, regex and choice (found {found})"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "fault"),
+    [
+        ({"max_tokens": 4, "min_tokens": 5}, "min_tokens (5) is above max_tokens (4)"),
+        ({"min_tokens": 129}, "min_tokens (129) is above max_tokens (128)"),
+        ({"top_logprobs": 1}, "top_logprobs needs logprobs: set it to true"),
+        ({"top_logprobs": 1, "prompt_logprobs": True}, "top_logprobs needs logprobs: set it to true"),
+    ],
+)
+def test_fields_that_contradict_each_other(fields: dict[str, Any], fault: str) -> None:
+    assert faults_of(GenerateRequest, {**REQUEST, **fields}) == [fault]
+
+
+def test_fields_that_just_agree() -> None:
+    assert request(max_tokens=5, min_tokens=5).min_tokens == 5
+    assert request(max_tokens="fit", min_tokens=500).max_tokens == "fit"
+
+
+@pytest.mark.parametrize("secret", [{"a": {"s3cret"}}, '{"s3cret": ', {"a": object()}])
+def test_a_schema_that_is_no_json_is_not_repeated(secret: object) -> None:
+    (fault,) = faults_of(Guide, {"json_schema": secret})
+    assert fault == "json_schema: a JSON document is wanted, or a map that makes one"
+
+
 # --- shape
 
 
 MESSAGES: list[Message] = [
     ChatMessage(role="user", content="a"),
     Sampling(),
+    Guide(regex="a"),
     Retry(),
     request(),
     envelope(),
@@ -321,6 +458,13 @@ def test_sequences_become_tuples() -> None:
     assert Delta(token_ids=[1, 2], texts=["a", "b"]).text == "ab"  # type: ignore[arg-type]
 
 
+def test_maps_become_what_crosses_the_wire() -> None:
+    assert Sampling(logit_bias={7: -1, 3: 0.5}).logit_bias == ((7, -1.0), (3, 0.5))
+    assert Sampling(logit_bias=[[7, -1.0]]).logit_bias == ((7, -1.0),)  # type: ignore[list-item]
+    assert Guide(json_schema={"type": "object", "é": [1]}).json_schema == '{"type": "object", "\\u00e9": [1]}'
+    assert Guide(json_schema='{"type":"object"}').json_schema == '{"type":"object"}'
+
+
 def test_a_sequence_is_called_a_list() -> None:
     with pytest.raises(InvalidRequest, match="stop: Input should be a valid list"):
         request(stop="END")
@@ -340,6 +484,23 @@ def test_defaults() -> None:
     assert (made.deadline_ms, made.result_ttl_ms) == (600_000, 600_000)
     assert made.request.sampling == Sampling(temperature=0.0, top_k=0, top_p=1.0, seed=None)
     assert (made.request.max_tokens, made.request.include_stop, made.request.logprobs) == (128, False, False)
+    assert made.request.sampling == Sampling(
+        min_p=0.0,
+        repetition_penalty=1.0,
+        presence_penalty=0.0,
+        frequency_penalty=0.0,
+        logit_bias=(),
+        bad_words=(),
+    )
+    asked = made.request
+    assert (asked.min_tokens, asked.n, asked.truncate, asked.guide, asked.top_logprobs) == (
+        0,
+        1,
+        None,
+        None,
+        0,
+    )
+    assert (asked.ignore_eos, asked.echo, asked.skip_special_tokens) == (False, False, True)
 
 
 def test_a_fresh_rid_is_valid_and_unique() -> None:

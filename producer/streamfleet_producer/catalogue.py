@@ -49,13 +49,15 @@ class _Offer:
 
     def refusal(self, request: GenerateRequest) -> InvalidRequest | None:
         ids = request.prompt_token_ids or ()
-        if (
-            self.vocab_size
-            and max(max(ids, default=0), max(request.stop_token_ids, default=0)) >= self.vocab_size
-        ):
-            return self._bad_ids({"prompt_token_ids": ids, "stop_token_ids": request.stop_token_ids})
+        named = {
+            "prompt_token_ids": ids,
+            "stop_token_ids": request.stop_token_ids,
+            "sampling.logit_bias": [token for token, _ in request.sampling.logit_bias],
+        }
+        if self.vocab_size and max(max(some, default=0) for some in named.values()) >= self.vocab_size:
+            return self._bad_ids(named)
         kept = min(len(ids), request.truncate or len(ids))
-        answer = 1 if request.max_tokens == "fit" else request.max_tokens
+        answer = max(1, request.min_tokens) if request.max_tokens == "fit" else request.max_tokens
         if ids and self.max_seq_len and kept + answer > self.max_seq_len:
             return TooLong(prompt_tokens=kept, max_tokens=answer, limit=self.max_seq_len)
         return None

@@ -19,6 +19,10 @@ from streamfleet_common.submissions import Submission
         ({"prompt": "a" * 4000}, 1000 + 128),
         ({"prompt_token_ids": range(1, 8), "max_tokens": 3}, 10),
         ({"prompt_token_ids": [5], "max_tokens": 32_768}, 32_769),
+        ({"prompt": "abcd", "max_tokens": 10, "n": 4}, 41),
+        ({"prompt_token_ids": [5] * 9, "truncate": 4, "max_tokens": 3}, 7),
+        ({"prompt_token_ids": [5] * 3, "truncate": 4, "max_tokens": 3}, 6),
+        ({"prompt": "abcd", "max_tokens": "fit"}, 1),
     ],
 )
 def test_prompt_and_answer(fields: dict[str, Any], tokens: int) -> None:

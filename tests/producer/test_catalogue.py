@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,7 @@ from streamfleet_producer import (
     GenerateRequest,
     InvalidRequest,
     ModelNotFound,
+    Sampling,
     TooLong,
     Undecodable,
     Unsupported,
@@ -112,6 +114,13 @@ async def test_token_ids_outside_the_vocabulary(redis_url: str, bare_worker: Han
         ]
         await fleet.submit(GenerateRequest(prompt_token_ids=(0, 99)))
         with pytest.raises(InvalidRequest) as caught:
+            await fleet.submit(
+                GenerateRequest(prompt="a", sampling=Sampling(logit_bias={99: 1, 191_222: -100}))
+            )
+        assert caught.value.problems == [
+            "sampling.logit_bias.1: token id 191222 is outside the vocabulary of 100"
+        ]
+        with pytest.raises(InvalidRequest) as caught:
             await fleet.submit(GenerateRequest(prompt_token_ids=(100,) * 1000))
         assert len(caught.value.problems) == 11
         assert caught.value.problems[-1] == "and 990 more"
@@ -125,6 +134,28 @@ async def test_a_prompt_that_leaves_no_room(redis_url: str, bare_worker: HandWor
         assert (caught.value.prompt_tokens, caught.value.max_tokens, caught.value.limit) == (7, 4, 10)
         await fleet.submit(GenerateRequest(prompt_token_ids=(1,) * 6, max_tokens=4))
         await fleet.submit(GenerateRequest(prompt="a b c d e f g h i j k", max_tokens=8))  # the worker counts
+
+
+@pytest.mark.parametrize(
+    ("fields", "found"),
+    [
+        ({"max_tokens": "fit"}, (10, 1)),
+        ({"max_tokens": "fit", "min_tokens": 5}, (10, 5)),
+        ({"max_tokens": 6, "truncate": 5}, (5, 6)),
+    ],
+)
+async def test_what_fits_if_asked_to_must_fit_at_all(
+    redis_url: str, bare_worker: HandWorker, fields: dict[str, Any], found: tuple[int, int]
+) -> None:
+    await bare_worker.announce(max_seq_len=10)
+    async with Client(redis_url, queue="q") as fleet:
+        with pytest.raises(TooLong) as caught:
+            await fleet.submit(GenerateRequest(prompt_token_ids=(1,) * 10, **fields))
+        assert (caught.value.prompt_tokens, caught.value.max_tokens) == found
+        shorter = {**fields, "prompt_token_ids": (1,) * 5}
+        if fields["max_tokens"] == "fit":
+            await fleet.submit(GenerateRequest(**shorter))
+        await fleet.submit(GenerateRequest(**{**shorter, "max_tokens": 5, "min_tokens": 0}))
 
 
 async def test_the_most_generous_worker_decides(redis_url: str, bare_worker: HandWorker) -> None:

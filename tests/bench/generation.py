@@ -1,244 +1,250 @@
-"""Tokens per second of one model: one by one, in static batches, and in our engine.
+"""Tokens per second of one model on one machine: ours, and every other way to have the same answers.
 
+    python tests/bench/generation.py [--rounds 4] [--json result.json]
+    python tests/bench/generation.py --only ours static --requests 16
     python tests/bench/generation.py --check
-    python tests/bench/generation.py --precision bfloat16 --requests 64 --json result.json
 
-All contenders get the same requests in the same process on the same threads, so the ratios are what to
-read; the absolute figures are those of a machine that may be busy with other things.
+Each side (see `generation_sides.py`, `vllm_side.py`, `fleet_side.py`) is a process of its own. They take
+turns, round by round, while the others idle: what else the machine does meets all of them alike. The ratio
+counts, not the absolute figures, since machines differ and are shared; that by CPU time is the steadier one.
+The first run installs vLLM in an environment of its own, about 3 GB.
 
-`--check` compares instead of measuring: each request's token ids, greedy and in float32, with those that
-`model.generate` gives it alone, half of the requests with a stop string.
+`alone` answers another quarter of the requests each round. `same` tells how many answers are, token by token,
+those of `alone`: all of them in float32, while in bfloat16 rounding may tip the choice between two words of
+about the same likelihood. `--check` is that alone: one round in float32, which fails if any of ours differs.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import random
+import statistics
 import sys
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
+import tempfile
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
+import vllm_peer
+from generation_jobs import make_jobs
+from generation_side import Result, Setup
+from side_process import SideProcess
+from streamfleet_worker.engine import devices, models, smollm2
 
-from streamfleet_common.schemas import ChatMessage, GenerateRequest
-from streamfleet_worker.engine import devices, models
-from streamfleet_worker.engine.base import Arrival, Finished
-from streamfleet_worker.engine.generation import GenerationEngine
-
-TOPICS = (
-    "the capital of France", "how bread is baked", "why the sky is blue", "a short story about a fox",
-    "the rules of chess", "what a hash table is", "how to plant a tree", "the history of the bicycle",
-    "three facts about whales", "a poem about rain", "how vaccines work", "the seasons of the year",
-    "how to boil an egg", "what gravity is", "the planets of the solar system", "how rivers form",
-)  # fmt: skip
-STYLES = ("Tell me about", "Explain in detail", "Write one sentence on", "What should I know of")
-LENGTHS = (8, 16, 24, 32, 48, 64, 96, 128)
-FOREVER_S = 1e9
+HERE = Path(__file__).parent
+ALONE_SHARE = 4
+"""`alone` takes so many rounds for all requests."""
+MAX_SEQ_LEN = 1024
+LIMIT_S = 1800.0
 
 
 @dataclass(frozen=True)
-class Job:
-    request: GenerateRequest
-    prompt_token_ids: list[int]
+class Kind:
+    """One side: what it is called in the table, and how the ratio with ours is to be read."""
 
-    @property
-    def max_tokens(self) -> int:
-        return self.request.max_tokens
-
-
-@dataclass(frozen=True)
-class Result:
-    name: str
-    seconds: float
-    cpu_seconds: float
-    tokens: int
-
-    @property
-    def rate(self) -> float:
-        return self.tokens / self.seconds
-
-    @property
-    def cpu_rate(self) -> float:
-        """Tokens a CPU-second: what is left of the rate when other programs take their share."""
-        return self.tokens / self.cpu_seconds
+    title: str
+    script: str
+    goal: float | None = None
+    ours_first: bool = True
+    """The ratio is ours by it; else it by ours."""
 
 
-def make_jobs(loaded: models.LoadedModel, count: int, scale: float, stops: bool) -> list[Job]:
-    source = random.Random(7)
-    engine = GenerationEngine(loaded, max_seq_len=1024, max_batch_size=1)
-    jobs = []
-    for number in range(count):
-        about = f"{source.choice(STYLES)} {source.choice(TOPICS)}."
-        filler = " Be kind, be clear, and use plain words." * source.choice((0, 0, 0, 1, 2, 5))
-        request = GenerateRequest(
-            messages=(ChatMessage(role="user", content=about + filler),),
-            max_tokens=max(1, int(source.choice(LENGTHS) * scale)),
-            stop=(". ", "\n\n") if stops and number % 2 else (),
-        )
-        jobs.append(Job(request, list(engine.prepare(request).prompt_token_ids)))
-    return jobs
+SIDES = {
+    "alone": Kind("generate, one by one", "generation_sides.py"),
+    "static": Kind("generate, static batches", "generation_sides.py", 4.0),
+    "transformers": Kind("transformers' batching", "generation_sides.py", 2.0),
+    "vllm": Kind("vLLM, as it is", "vllm_side.py", 1.0),
+    "vllm-compiled": Kind("vLLM, compiled", "vllm_side.py", 1.0),
+    "forward": Kind("our forward alone", "generation_sides.py", 0.75),
+    "ours": Kind("ours", "generation_sides.py"),
+    "exact": Kind("ours, exact", "generation_sides.py", 0.95, ours_first=False),
+    "fleet": Kind("ours, through Redis", "fleet_side.py", 0.97, ours_first=False),
+}
+CHECKED = ("alone", "ours", "exact")
+
+Rounds = dict[str, list[Result]]
 
 
-def timed(name: str, run: Callable[[], list[list[int]]]) -> Result:
-    began, cpu = time.perf_counter(), time.process_time()
-    answers = run()
-    return Result(
-        name,
-        time.perf_counter() - began,
-        time.process_time() - cpu,
-        sum(map(len, answers)),
+def command(name: str, setup: Path) -> list[str]:
+    """How a side is started."""
+    script = str(HERE / SIDES[name].script)
+    if name.startswith("vllm"):
+        return [str(vllm_peer.PYTHON), script, name, str(setup)]
+    if name == "fleet":
+        return [sys.executable, script, str(setup)]
+    return [sys.executable, script, name, str(setup)]
+
+
+def prepare(options: argparse.Namespace) -> Setup:
+    """What the sides are given."""
+    devices.set_threads(options.threads)
+    loaded = models.load(options.model, "cpu", options.precision, pack=False)
+    return Setup(
+        model=options.model,
+        folder=str(smollm2.folder(print)) if options.model == smollm2.ALIAS else options.model,
+        precision=options.precision,
+        threads=options.threads,
+        batch=options.batch,
+        max_seq_len=min(MAX_SEQ_LEN, loaded.max_positions),
+        eos_token_ids=sorted(loaded.eos_token_ids),
+        jobs=make_jobs(loaded.tokenizer, options.requests, options.scale),
     )
 
 
-@torch.inference_mode()
-def one_by_one(loaded: models.LoadedModel, jobs: list[Job]) -> list[list[int]]:
-    return [answer for job in jobs for answer in generate(loaded, [job])]
+def numbers(name: str, round_: int, options: argparse.Namespace) -> list[int]:
+    """The jobs of one side in one round."""
+    if name == "alone" and not options.check:
+        return list(range(round_ % ALONE_SHARE, options.requests, ALONE_SHARE))
+    return list(range(options.requests))
 
 
-@torch.inference_mode()
-def static_batches(loaded: models.LoadedModel, jobs: list[Job], batch: int) -> list[list[int]]:
-    parts = [jobs[i : i + batch] for i in range(0, len(jobs), batch)]
-    return [answer for part in parts for answer in generate(loaded, part)]
+def measure(names: list[str], setup: Setup, options: argparse.Namespace) -> Rounds:
+    """All rounds of all sides."""
+    found: Rounds = {name: [] for name in names}
+    with ExitStack() as stack:
+        file = Path(stack.enter_context(tempfile.TemporaryDirectory()), "setup.json")
+        setup.write(file)
+        sides = {}
+        for name in names:
+            sides[name] = SideProcess(name, command(name, file), LIMIT_S)
+            stack.callback(sides[name].stop)
+            # One after the other: they would get in each other's way.
+            sides[name].wait_ready()
+        for round_ in range(options.rounds):
+            for name, side in sides.items():
+                result = side.run(numbers(name, round_, options))
+                found[name].append(result)
+                rate = result.tokens / result.seconds
+                print(f"round {round_ + 1}: {name} {rate:.1f} tokens/s", file=sys.stderr, flush=True)
+    return found
 
 
-def generate(loaded: models.LoadedModel, jobs: list[Job]) -> list[list[int]]:
-    """The transformers way: left-padded, and all rows run until the last one ends."""
-    width = max(len(job.prompt_token_ids) for job in jobs)
-    pads = [width - len(job.prompt_token_ids) for job in jobs]
-    ids = [[0] * pad + job.prompt_token_ids for pad, job in zip(pads, jobs, strict=True)]
-    mask = [[0] * pad + [1] * (width - pad) for pad in pads]
-    output = loaded.model.generate(
-        torch.tensor(ids),
-        attention_mask=torch.tensor(mask),
-        max_new_tokens=max(job.max_tokens for job in jobs),
-        do_sample=False,
-        pad_token_id=0,
-        eos_token_id=sorted(loaded.eos_token_ids),
-    )
-    return [
-        useful(row[width:].tolist(), job.max_tokens, loaded.eos_token_ids)
-        for row, job in zip(output, jobs, strict=True)
+def same(name: str, rounds: Rounds, options: argparse.Namespace) -> tuple[int, int]:
+    """Of how many answers that `alone` has given, too, how many are the same; in all rounds."""
+    alone = {
+        number: answer
+        for round_, result in enumerate(rounds.get("alone", []))
+        for number, answer in zip(numbers("alone", round_, options), result.answers, strict=True)
+    }
+    pairs = [
+        (answer, alone[number])
+        for round_, result in enumerate(rounds[name])
+        if result.answers
+        for number, answer in zip(numbers(name, round_, options), result.answers, strict=True)
+        if number in alone
     ]
+    return sum(answer == other for answer, other in pairs), len(pairs)
 
 
-def useful(ids: list[int], max_tokens: int, eos: frozenset[int]) -> list[int]:
-    """The tokens that were asked for, without what a row went on for its batch's sake."""
-    ids = ids[:max_tokens]
-    ends = [place for place, token_id in enumerate(ids) if token_id in eos]
-    return ids[: ends[0] + 1] if ends else ids
+def cpu(result: Result) -> float:
+    """All processes of a side together."""
+    return sum(result.cpu_seconds.values())
 
 
-def ours(
-    loaded: models.LoadedModel, jobs: list[Job], batch: int, arrivals: random.Random | None = None
-) -> list[Finished]:
-    """All jobs through our engine; at once, or a few at each step."""
-    engine = GenerationEngine(loaded, max_batch_size=batch, max_seq_len=1024)
-    todo = [(number, engine.prepare(job.request)) for number, job in enumerate(jobs)]
-    ends: dict[int, Finished] = {}
-    while todo or engine.due_in() is not None:
-        count = len(todo) if arrivals is None else arrivals.choice((0, 0, 1, 3))
-        newcomers, todo = todo[:count], todo[count:]
-        now = time.monotonic()
-        engine.add({(str(n), 1): Arrival(p, now - 1, now + FOREVER_S) for n, p in newcomers})
-        for output in engine.step().outputs:
-            if isinstance(output.event, Finished):
-                ends[int(output.key[0])] = output.event
-    return [ends[number] for number in range(len(jobs))]
+def ratios(name: str, rounds: Rounds) -> dict[str, list[float]]:
+    """By wall clock and by CPU time, of each round."""
+    found: dict[str, list[float]] = {"wall": [], "cpu": []}
+    for ours, it in zip(rounds.get("ours", []), rounds[name], strict=False):
+        wall = (ours.tokens / ours.seconds) / (it.tokens / it.seconds)
+        by_cpu = (ours.tokens / cpu(ours)) / (it.tokens / cpu(it))
+        for kind, ratio in (("wall", wall), ("cpu", by_cpu)):
+            found[kind].append(ratio if SIDES[name].ours_first else 1 / ratio)
+    return found
 
 
-def check(loaded: models.LoadedModel, plain: models.LoadedModel, jobs: list[Job], batch: int) -> int:
-    """How many of our answers differ from those of `generate`; each is shown."""
-    ends = ours(loaded, jobs, batch, random.Random(11))
-    faults, stopped = 0, 0
-    for number, (job, end) in enumerate(zip(jobs, ends, strict=True)):
-        choice = end.choices[0]
-        alone = one_by_one(plain, [job])[0]
-        if choice.finish_reason == "stop":
-            stopped += 1
-            alone = alone[: len(choice.token_ids)]
-        text = loaded.tokenizer.decode(alone)
-        cuts = [text.index(stop) for stop in job.request.stop if stop in text]
-        good = list(choice.token_ids) == alone and choice.text == text[: min(cuts, default=None)]
-        good = good and (choice.finish_reason == "stop") == bool(cuts)
-        if not good:
-            faults += 1
-            show(f"request {number} differs:\n  alone {alone}\n  ours  {list(choice.token_ids)}")
-    show(f"{len(jobs) - faults} of {len(jobs)} equal to generate alone, {stopped} ended by a stop string")
-    return faults
+def summary(name: str, rounds: Rounds, options: argparse.Namespace) -> dict[str, Any]:
+    """The figures of one side."""
+    results = rounds[name]
+    equal, compared = same(name, rounds, options)
+    return {
+        "tokens_per_s": statistics.median(r.tokens / r.seconds for r in results),
+        "tokens_per_cpu_s": statistics.median(r.tokens / cpu(r) for r in results),
+        "cpu_s": {
+            part: statistics.median(r.cpu_seconds[part] for r in results) for part in results[0].cpu_seconds
+        },
+        "same": equal,
+        "compared": compared,
+        "goal": SIDES[name].goal,
+        "ratio": {
+            kind: {"median": statistics.median(values), "least": min(values), "most": max(values)}
+            for kind, values in ratios(name, rounds).items()
+            if values and name != "ours"
+        },
+    }
 
 
-def show(text: str) -> None:
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
+HEAD = (
+    f"{'':24} {'tokens':>7} {'tokens':>7} {'':>8} {'ours by it, or it by ours':>25} {'':>7}\n"
+    f"{'':24} {'/s':>7} {'/CPU-s':>7} {'same':>8} {'wall':>6} {'CPU':>6} {'CPU, range':>11} {'goal':>7}"
+)
+
+
+def line(name: str, figures: dict[str, Any]) -> str:
+    """A row of the table, at most 80 columns."""
+    kind = SIDES[name]
+    equal = f"{figures['same']}/{figures['compared']}" if figures["compared"] else ""
+    ratio = figures["ratio"]
+    by_wall = f"{ratio['wall']['median']:.2f}" if ratio else ""
+    by_cpu = f"{ratio['cpu']['median']:.2f}" if ratio else ""
+    spread = f"{ratio['cpu']['least']:.2f}-{ratio['cpu']['most']:.2f}" if ratio else ""
+    goal = f"≥ {kind.goal:g}" if kind.goal else ""
+    return (
+        f"{kind.title:24} {figures['tokens_per_s']:7.1f} {figures['tokens_per_cpu_s']:7.1f} {equal:>8}"
+        f" {by_wall:>6} {by_cpu:>6} {spread:>11} {goal:>7}"
+    )
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--model", default="smollm2")
-    parser.add_argument("--precision", default="float32", choices=[*devices.PRECISIONS])
+    """Run the rounds and print the table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", default=smollm2.ALIAS, help="the alias, or a folder")
+    parser.add_argument("--precision", default="bfloat16", choices=[*devices.PRECISIONS])
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--requests", type=int, default=64)
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--scale", type=float, default=1.0, help="factor on the answers' lengths")
-    parser.add_argument("--skip", nargs="*", default=(), choices=("one-by-one", "static"))
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--only", nargs="+", default=[*SIDES], choices=[*SIDES], metavar="SIDE")
+    parser.add_argument("--skip", nargs="+", default=[], choices=[*SIDES], metavar="SIDE")
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--json", type=Path)
-    args = parser.parse_args()
+    options = parser.parse_args()
 
-    devices.set_threads(args.threads)
-    plain = models.load(args.model, "cpu", args.precision, pack=False)
-    loaded = models.load(args.model, "cpu", args.precision)
-    jobs = make_jobs(loaded, args.requests, args.scale, stops=args.check)
-    if args.check:
-        return 1 if check(loaded, plain, jobs, args.batch) else 0
-
-    ours(loaded, jobs[:2], args.batch)
-    results = [
-        timed(
-            "ours",
-            lambda: [list(end.choices[0].token_ids) for end in ours(loaded, jobs, args.batch)],
+    if options.check:
+        options.precision, options.rounds, options.only = "float32", 1, [*CHECKED]
+    names = [name for name in SIDES if name in options.only and name not in options.skip]
+    if any(name.startswith("vllm") for name in names):
+        vllm_peer.prepare()
+    setup = prepare(options)
+    rounds = measure(names, setup, options)
+    found = {name: summary(name, rounds, options) for name in names}
+    report(setup, found, options)
+    if options.json:
+        settings = {key: str(value) for key, value in vars(options).items()}
+        results = {name: [asdict(result) for result in rounds[name]] for name in names}
+        options.json.write_text(
+            json.dumps({"settings": settings, "sides": found, "rounds": results}, indent=1)
         )
-    ]
-    if "static" not in args.skip:
-        results.append(timed("static batches", lambda: static_batches(plain, jobs, args.batch)))
-    if "one-by-one" not in args.skip:
-        results.append(timed("one by one", lambda: one_by_one(plain, jobs)))
-    report(args, results)
-    return 0
+    wrong = [name for name in CHECKED if name in found and found[name]["same"] < found[name]["compared"]]
+    return 1 if options.check and wrong else 0
 
 
-def report(args: Any, results: list[Result]) -> None:
-    base, cpu_base = results[-1].rate, results[-1].cpu_rate
-    show(
-        f"{args.model} {args.precision}, {args.requests} requests, "
-        f"batch {args.batch}, {args.threads} thread(s)"
+def report(setup: Setup, found: dict[str, Any], options: argparse.Namespace) -> None:
+    """The table."""
+    prompts = sum(len(job.prompt_token_ids) for job in setup.jobs)
+    print(
+        f"{setup.model} {setup.precision}: {len(setup.jobs)} requests, {prompts} prompt tokens, batch "
+        f"{setup.batch}, {setup.threads} thread(s),\nmedians of {options.rounds} round(s)\n{HEAD}"
     )
-    show(f"{'':16}{'tokens/s':>10}{'ratio':>8}{'per CPU-s':>11}{'ratio':>8}{'seconds':>9}{'tokens':>8}")
-    for r in reversed(results):
-        show(
-            f"{r.name:16}{r.rate:10.1f}{r.rate / base:8.2f}{r.cpu_rate:11.1f}{r.cpu_rate / cpu_base:8.2f}"
-            f"{r.seconds:9.1f}{r.tokens:8}"
-        )
-    if args.json:
-        rows = [
-            {
-                "name": r.name,
-                "tokens_per_s": r.rate,
-                "ratio": r.rate / base,
-                "tokens_per_cpu_s": r.cpu_rate,
-                "cpu_ratio": r.cpu_rate / cpu_base,
-                "seconds": r.seconds,
-                "cpu_seconds": r.cpu_seconds,
-                "tokens": r.tokens,
-            }
-            for r in results
-        ]
-        settings = {k: str(v) for k, v in vars(args).items()}
-        args.json.write_text(json.dumps({"settings": settings, "results": rows}, indent=2))
+    for name, figures in found.items():
+        print(line(name, figures))
+    for name, figures in found.items():
+        if len(figures["cpu_s"]) > 1:
+            parts = ", ".join(f"{part} {seconds:.1f}" for part, seconds in figures["cpu_s"].items())
+            print(f"{SIDES[name].title}: CPU seconds: {parts}")
 
 
 if __name__ == "__main__":

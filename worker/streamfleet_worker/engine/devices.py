@@ -75,3 +75,12 @@ def describe(device: torch.device) -> str:
     found = re.search(r"model name\s*:\s*(.+)", info.read_text()) if info.exists() else None
     model = found[1] if found else platform.processor() or platform.machine()
     return f"CPU ({model}, {torch.get_num_threads()} of its threads)"
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that the device or the machine had no memory left for something."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and (
+        "out of memory" in str(error) or "can't allocate memory" in str(error)
+    )

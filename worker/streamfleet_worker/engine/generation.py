@@ -4,25 +4,29 @@ from __future__ import annotations
 
 import logging
 import math
-import secrets
 import time
 from collections.abc import Callable, Collection, Mapping
-from itertools import groupby
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from streamfleet_common.errors import (
-    DeadlineExceeded,
-    GenerationFailed,
-    StreamfleetError,
-)
-from streamfleet_common.schemas import EndState, Prefill, Request
-from streamfleet_worker.engine import sampler
+import torch
+
+from streamfleet_common.errors import DeadlineExceeded, GenerationFailed, StreamfleetError
+from streamfleet_common.schemas import EndState, FinishReason, Prefill, Request
+from streamfleet_worker.engine.answer import Answer, choice_seed, draw_seed
 from streamfleet_worker.engine.base import Arrival, EngineInfo, Key, Output, Room, Step
-from streamfleet_worker.engine.detokenizer import Detokenizer, IncrementalDecoder
+from streamfleet_worker.engine.detokenizer import Detokenizer
+from streamfleet_worker.engine.devices import is_out_of_memory
+from streamfleet_worker.engine.exactness import Exactness
+from streamfleet_worker.engine.forward import Forward, Outcome
+from streamfleet_worker.engine.kv_cache import KVCache
+from streamfleet_worker.engine.memory import ROW_WASTE, Memory, cache_tokens, peak_bytes
 from streamfleet_worker.engine.model_runner import ModelRunner
+from streamfleet_worker.engine.prefix_cache import BLOCK, PrefixCache
 from streamfleet_worker.engine.preparer import Preparer
-from streamfleet_worker.engine.scheduler import Scheduler, padded
-from streamfleet_worker.engine.sequence import Sequence
+from streamfleet_worker.engine.sampler import Row, Sampled
+from streamfleet_worker.engine.scheduler import Chunk, Scheduler
+from streamfleet_worker.engine.sequence import Scores, Sequence
 
 if TYPE_CHECKING:
     from streamfleet_worker.engine.models import LoadedModel
@@ -30,26 +34,27 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-Token = tuple[int, float | None] | None
-"""A sampled token with its log-probability if asked for; None where the logits were unusable."""
-
 
 class GenerationEngine:
     """Generates text for many requests at once; an `Engine`.
 
-    Each step computes the prompts of newcomers, then one token for every running sequence. Sequences
-    join and leave between steps, and each gets the tokens it would get alone.
+    Each step computes, in one pass over the model, the next token of every running sequence and a part of
+    newcomers' prompts. Sequences join and leave between steps, and each gets the tokens it would get alone.
 
     Args:
         loaded: the model, from `models.load`.
-        max_batch_size: sequences that run at once.
+        max_batch_size: sequences that run at once; each choice of a request is one.
         max_delay_s: how long the first request of a batch waits for company, counted from when the fleet
             accepted it.
         max_seq_len: tokens of prompt and answer together; the model's own limit may be lower.
         clock: seconds, monotonic.
         max_waiting_tokens: steps after which newcomers join, however few.
         max_waiting_s: age at which a newcomer joins, whatever else.
-        max_prefill_tokens: padded prompt tokens computed in one step; a longer prompt goes alone.
+        max_prefill_tokens: prompt tokens computed in one step while nothing is decoded.
+        prefill_chunk: prompt tokens computed in one step otherwise.
+        cache_bytes: for the keys and values of running sequences; None takes what the machine has to spare.
+        prefix_cache_bytes: for those of prompts' beginnings that may come again; 0 keeps none.
+        exact: give a request the same bits in any company, where the machine can do it.
     """
 
     def __init__(
@@ -63,8 +68,34 @@ class GenerationEngine:
         max_waiting_tokens: int = 16,
         max_waiting_s: float = 1.0,
         max_prefill_tokens: int = 2048,
+        prefill_chunk: int = 512,
+        cache_bytes: int | None = None,
+        prefix_cache_bytes: int = 256 << 20,
+        exact: bool = True,
     ) -> None:
         limit = min(max_seq_len, loaded.max_positions)
+        token_bytes = loaded.cache_shape.bytes(loaded.dtype)
+        tokens = cache_tokens(token_bytes, max_batch_size, limit, loaded.device, cache_bytes)
+        limit = min(limit, tokens)
+        self._loaded = loaded
+        self._clock = clock
+        self._cache = KVCache(
+            loaded.cache_shape, limit, int(tokens * ROW_WASTE), dtype=loaded.dtype, device=loaded.device
+        )
+        self._runner = ModelRunner(loaded)
+        self._forward = Forward(self._runner, self._cache)
+        self._prefix = PrefixCache(prefix_cache_bytes)
+        self._scheduler = Scheduler(
+            max_batch_size=max_batch_size,
+            max_delay_s=max_delay_s,
+            cache_tokens=tokens,
+            max_waiting_tokens=max_waiting_tokens,
+            max_waiting_s=max_waiting_s,
+            max_prefill_tokens=max_prefill_tokens,
+            prefill_chunk=prefill_chunk,
+            prefix=self._prefix,
+        )
+        self._answers: dict[Key, Answer] = {}
         self._info = EngineInfo(
             model=loaded.name,
             revision=loaded.revision,
@@ -75,25 +106,23 @@ class GenerationEngine:
             max_seq_len=limit,
             vocab_size=loaded.vocab_size,
         )
+        self._exact = exact
         self._preparer = Preparer(loaded.tokenizer, self._info)
-        self._tokenizer = loaded.tokenizer
-        self._eos_token_ids = loaded.eos_token_ids
-        self._clock = clock
-        self._runner = ModelRunner(loaded, max_batch_size=max_batch_size, max_len=limit)
-        self._scheduler = Scheduler(
-            max_batch_size=max_batch_size,
-            max_delay_s=max_delay_s,
-            max_waiting_tokens=max_waiting_tokens,
-            max_waiting_s=max_waiting_s,
-            max_prefill_tokens=max_prefill_tokens,
-        )
-        self.weights_bytes = loaded.weights_bytes
-        self.cache_bytes = self._runner.cache.bytes
 
     @property
     def info(self) -> EngineInfo:
-        """What this engine serves."""
+        """What this engine serves; `exact` is known once it is warm."""
         return self._info
+
+    @property
+    def memory(self) -> Memory:
+        """What it takes now; may be read from any thread."""
+        return Memory(
+            weights=self._loaded.weights_bytes,
+            cache=self._cache.bytes,
+            prefix_cache=self._prefix.bytes,
+            peak=peak_bytes(self._loaded.device),
+        )
 
     def warm_up(self) -> None:
         """Run the model once as a batch and compare it with the model alone, before work depends on it.
@@ -101,7 +130,12 @@ class GenerationEngine:
         Raises:
             ModelLoadFailed: it gives other numbers in our cache than by itself.
         """
-        self._runner.check()
+        with torch.inference_mode():
+            self._runner.check(self._cache)
+            if self._exact:
+                exactness = Exactness.find(self._loaded, self._runner, self._cache)
+                self._info = replace(self._info, exact=exactness.name)
+            self._cache.trim()
 
     def prepare(self, request: Request) -> Prepared:
         """Check a request and turn its prompt into tokens; callable from any thread.
@@ -109,7 +143,8 @@ class GenerationEngine:
         Raises:
             ModelNotFound: it names another model.
             TooLong: prompt and answer do not fit.
-            Unsupported: it has messages, and the model no chat template.
+            Unsupported: it has messages, and the model no chat template; or a form, and there is no library
+                to guide it.
             InvalidRequest: an empty prompt, a token id out of range, messages the template refuses.
         """
         return self._preparer.prepare(request)
@@ -118,34 +153,25 @@ class GenerationEngine:
         """Take requests in; a key that is here already is ignored."""
         now = self._clock()
         for key, arrival in arrivals.items():
-            if key not in self._scheduler:
-                self._scheduler.add(self._sequence(key, arrival, now))
+            if key not in self._answers:
+                answer = self._answers[key] = self._answer(key, arrival, now)
+                for sequence in answer.running.values():
+                    self._scheduler.add(sequence)
 
     def cancel(self, keys: Collection[Key]) -> None:
         """Forget these keys: they leave before the next forward pass."""
         for key in keys:
-            self._scheduler.remove(key)
+            if self._answers.pop(key, None) is not None:
+                self._withdraw(key)
 
     def step(self) -> Step:
-        """Compute the prompts of newcomers, then the next token of every running sequence.
+        """Compute the next token of every running sequence, and a part of newcomers' prompts.
 
         Raises:
             GenerationFailed: the model fails on any input; the engine is of no more use.
         """
-        began = self._clock()
-        step = Step(outputs=[])
-        for sequence in self._scheduler.expire(began):
-            error = DeadlineExceeded("the deadline passed before the answer was complete")
-            self._finish(sequence, "expired", step, error)
-        self._prefill(self._scheduler.admit(began), step)
-        for move in self._scheduler.compact():
-            self._runner.move(move)
-        running = self._scheduler.running
-        if running:
-            step.rows = len(running)
-            self._decode(running, step)
-            self._scheduler.observe(self._clock() - began)
-        return step
+        with torch.inference_mode():
+            return self._step()
 
     def due_in(self) -> float | None:
         """Seconds until `step` has something to do."""
@@ -159,166 +185,219 @@ class GenerationEngine:
 
     def close(self) -> None:
         """Free the model and its cache."""
-        del self._runner, self._scheduler
+        del self._runner, self._scheduler, self._cache, self._forward, self._prefix, self._loaded
 
     # --- arrival ----------------------------------------------------------------------------
 
-    def _sequence(self, key: Key, arrival: Arrival, now: float) -> Sequence:
+    def _answer(self, key: Key, arrival: Arrival, now: float) -> Answer:
         prepared: Prepared = arrival.prepared
         seed = prepared.sampling.seed
         if seed is None and prepared.sampling.temperature > 0:
-            # 53 bits: any JSON reader gives the number back unharmed.
-            seed = secrets.randbits(53)
-        detokenizer = Detokenizer(
-            self._tokenizer.decode,
-            self._tokenizer.context(prepared.prompt_token_ids),
-            prepared.stop,
-            prepared.include_stop,
-        )
-        return Sequence(key, prepared, arrival, now, seed, detokenizer, self._eos_token_ids)
+            seed = draw_seed(key[0])
+        answer = Answer(key, prepared, now, seed)
+        for index in range(prepared.n):
+            own = None if seed is None else choice_seed(seed, index)
+            eos = self._loaded.eos_token_ids
+            answer.running[index] = Sequence(
+                key=key,
+                index=index,
+                prepared=prepared,
+                arrival=arrival,
+                seed=own,
+                row=Row(prepared, own or 0, eos, self._loaded.vocab_size),
+                detokenizer=Detokenizer.of(self._loaded.tokenizer, prepared),
+                eos_token_ids=eos,
+                # Once, however many choices there are.
+                scored_from=1 if prepared.prompt_logprobs and index == 0 else len(prepared.prompt_token_ids),
+            )
+        return answer
 
-    # --- forward passes ---------------------------------------------------------------------
+    # --- a step -----------------------------------------------------------------------------
 
-    def _prefill(self, newcomers: list[Sequence], step: Step) -> None:
-        now = self._clock()
-        for sequence in newcomers:
-            sequence.started_at = now
-            step.prompt_tokens += len(sequence.prepared.prompt_token_ids)
-        scored = [s for s in newcomers if s.prepared.prompt_logprobs]
-        for sequence in scored:
-            self._prefill_scored(sequence, step)
-        rest = [s for s in newcomers if not s.prepared.prompt_logprobs]
-        rest.sort(key=_bucket)
-        for _, same in groupby(rest, key=_bucket):
-            group = list(same)
+    def _step(self) -> Step:
+        began = self._clock()
+        step = Step(outputs=[])
+        for key in dict.fromkeys(sequence.key for sequence in self._scheduler.expire(began)):
+            self._end(
+                key, "expired", step, DeadlineExceeded("the deadline passed before the answer was complete")
+            )
+        todo = self._scheduler.schedule(began)
+        for sequence in todo.admitted:
+            sequence.started_at = began
+        self._guard(self._settle, todo.admitted, step)
+        self._guard(self._widen, todo.decodes, step)
+        decodes = [s for s in todo.decodes if s.slot is not None]
+        chunks = [c for c in todo.chunks if c.sequence.slot is not None]
+        if decodes or chunks:
+            step.rows = len(decodes)
+            step.prompt_tokens = sum(chunk.end - chunk.start for chunk in chunks)
+            self._run(decodes, chunks, step)
+            self._scheduler.observe(self._clock() - began)
+        return step
+
+    def _guard(self, act: Callable[[Sequence], None], sequences: list[Sequence], step: Step) -> None:
+        """Do something for each; one's fault is its own."""
+        for sequence in sequences:
+            if sequence.key not in self._answers:
+                continue
             try:
-                self._prefill_group(group)
-            except Exception as error:  # noqa: BLE001  one row's fault must not touch the others
-                self._isolate(group, error, step, lambda s: self._prefill_group([s]))
-
-    def _prefill_group(self, group: list[Sequence]) -> None:
-        self._runner.prefill([s.slot for s in group], [s.prepared.prompt_token_ids for s in group])
-        for sequence in group:
-            sequence.cached = sequence.prefill_length
-
-    def _prefill_scored(self, sequence: Sequence, step: Step) -> None:
-        ids = sequence.prepared.prompt_token_ids
-        try:
-            scores = self._runner.prefill_scored(sequence.slot, ids)
-            if not all(map(math.isfinite, scores)):
-                raise _unusable()
-            texts = self._texts(ids)
-        except Exception as error:  # noqa: BLE001
-            self._fail(sequence, error, step)
-            self._probe(error)
-            return
-        sequence.cached = sequence.prefill_length
-        sequence.prefill = Prefill(token_ids=ids, texts=tuple(texts), logprobs=(None, *scores))
-        step.outputs.append(Output(sequence.key, sequence.prefill))
-
-    def _texts(self, ids: tuple[int, ...]) -> list[str]:
-        """The prompt's text by token, control tokens included: the prompt as the model sees it."""
-        decoder = IncrementalDecoder(lambda i: self._tokenizer.decode(i, skip_special=False))
-        texts = [decoder.push(token_id) for token_id in ids]
-        texts[-1] += decoder.flush()
-        return texts
-
-    def _decode(self, running: list[Sequence], step: Step) -> None:
-        try:
-            tokens = self._next_tokens(running)
-        except Exception as error:  # noqa: BLE001  one row's fault must not touch the others
-            self._isolate(running, error, step, lambda s: self._decode_alone(s, step))
-            return
-        for sequence, token in zip(running, tokens, strict=True):
-            try:
-                self._advance(sequence, token, step)
+                act(sequence)
             except Exception as error:  # noqa: BLE001
                 self._fail(sequence, error, step)
 
-    def _decode_alone(self, sequence: Sequence, step: Step) -> None:
-        (token,) = self._next_tokens([sequence], sequence.slot)
-        self._advance(sequence, token, step)
+    def _settle(self, sequence: Sequence) -> None:
+        """Give a newcomer a row, with what the prefix cache has of its prompt."""
+        sequence.slot = self._cache.take(sequence.prompt_length + min(1, sequence.max_tokens))
+        for number, block in enumerate(sequence.blocks):
+            self._cache.write(sequence.slot, number * BLOCK, block.values)
+        sequence.cached = len(sequence.blocks) * BLOCK
+        self._prefix.release(sequence.blocks)
+        sequence.blocks = []
 
-    def _next_tokens(self, rows: list[Sequence], only_slot: int | None = None) -> list[Token]:
-        logits = self._runner.decode([s.next_input for s in rows], [s.position for s in rows], only_slot)
-        draws = [sampler.Draw(s.prepared.sampling, s.seed or 0, len(s.token_ids)) for s in rows]
-        token_ids = sampler.sample(logits, draws)
-        tokens: list[Token] = [None if i is None else (i, None) for i in token_ids]
-        asked = [
-            (row, token_id)
-            for row, (s, token_id) in enumerate(zip(rows, token_ids, strict=True))
-            if s.prepared.logprobs and token_id is not None
-        ]
-        if asked:
-            scores = sampler.logprobs(logits[[row for row, _ in asked]], [i for _, i in asked])
-            for (row, token_id), score in zip(asked, scores, strict=True):
-                tokens[row] = (token_id, score)
-        return tokens
+    def _widen(self, sequence: Sequence) -> None:
+        if sequence.slot is not None:
+            self._cache.grow(sequence.slot, sequence.position + 1)
 
-    def _advance(self, sequence: Sequence, token: Token, step: Step) -> None:
-        if token is None:
-            raise _unusable()
-        token_id, logprob = token
-        sequence.cached = sequence.position + 1
-        event = sequence.append(token_id, logprob, self._clock())
-        step.outputs.append(Output(sequence.key, event))
+    def _run(self, decodes: list[Sequence], chunks: list[Chunk], step: Step) -> None:
+        """Run a pass; if it fails, its halves, until whoever is guilty fails alone."""
+        try:
+            outcome = self._forward.run(decodes, chunks)
+        except Exception as error:  # noqa: BLE001
+            if is_out_of_memory(error):
+                self._make_room()
+            self._bisect(decodes, chunks, error, step)
+            return
+        self._take(chunks, outcome, step)
+
+    def _bisect(self, decodes: list[Sequence], chunks: list[Chunk], error: Exception, step: Step) -> None:
+        if len(decodes) + len(chunks) == 1:
+            self._fail(decodes[0] if decodes else chunks[0].sequence, error, step)
+            try:
+                self._runner.probe()
+            except Exception as own:
+                raise GenerationFailed(
+                    f"the model fails on any input ({own}): the worker must start anew", retryable=True
+                ) from error
+            return
+        log.warning("a pass of %d sequences failed, halving it: %s", len(decodes) + len(chunks), error)
+        if decodes and chunks:
+            parts = [(decodes, []), ([], chunks)]
+        else:
+            d, c = -(-len(decodes) // 2), -(-len(chunks) // 2)
+            parts = [(decodes[:d], chunks[:c]), (decodes[d:], chunks[c:])]
+        for part in parts:
+            self._run(*part, step)
+
+    def _make_room(self) -> None:
+        """After the memory was exhausted: give back what can be had again, and compute less at once."""
+        self._cache.trim()
+        self._prefix.clear()
+        self._scheduler.lower_budget()
+        if self._loaded.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _take(self, chunks: list[Chunk], outcome: Outcome, step: Step) -> None:
+        for chunk in chunks:
+            self._advance(chunk)
+        for sequence, scores in outcome.scores:
+            self._score(sequence, scores, step)
+        for sequence, token in outcome.tokens:
+            if sequence.key not in self._answers:
+                continue  # a sibling has failed
+            try:
+                if isinstance(token, StreamfleetError):
+                    raise token
+                self._append(sequence, token, step)
+            except Exception as error:  # noqa: BLE001
+                self._fail(sequence, error, step)
+        for chunk in chunks:
+            sequence = chunk.sequence
+            if not sequence.max_tokens and sequence.computed == sequence.prompt_length:
+                self._leave(sequence, step)
+
+    def _advance(self, chunk: Chunk) -> None:
+        sequence = chunk.sequence
+        if sequence.slot is None:
+            return
+        sequence.computed = chunk.end
+        first, last = -(-chunk.start // BLOCK), chunk.end // BLOCK
+        if self._prefix.max_bytes and first < last:
+            values = [self._cache.read(sequence.slot, i * BLOCK, (i + 1) * BLOCK) for i in range(first, last)]
+            self._prefix.insert(sequence.prompt_token_ids, first, values)
+        if chunk.end == sequence.prompt_length and sequence.max_tokens:
+            self._cache.start_decoding(sequence.slot)
+
+    def _append(self, sequence: Sequence, token: Sampled, step: Step) -> None:
+        step.outputs.append(Output(sequence.key, sequence.append(token, self._clock())))
         step.generated_tokens += 1
         if sequence.finish_reason is not None:
-            self._finish(sequence, "done", step)
+            self._leave(sequence, step)
+
+    def _score(self, sequence: Sequence, scores: Scores, step: Step) -> None:
+        if not all(map(math.isfinite, scores.logprobs)):
+            self._fail(sequence, _unusable(), step)
+            return
+        sequence.scores.logprobs += scores.logprobs
+        sequence.scores.top += scores.top
+        answer = self._answers.get(sequence.key)
+        if answer is None or sequence.computed < sequence.prompt_length:
+            return
+        top = ((), *sequence.scores.top) if sequence.prepared.top_logprobs else ()
+        answer.prefill = Prefill(
+            token_ids=sequence.prompt_token_ids,
+            texts=tuple(self._loaded.tokenizer.texts(sequence.prompt_token_ids)),
+            logprobs=(None, *sequence.scores.logprobs),
+            top_logprobs=top,
+        )
+        step.outputs.append(Output(sequence.key, answer.prefill))
 
     # --- ends -------------------------------------------------------------------------------
 
-    def _isolate(
-        self,
-        rows: list[Sequence],
-        error: Exception,
-        step: Step,
-        run: Callable[[Sequence], None],
-    ) -> None:
-        """After a pass failed: run its rows one by one, so that only the guilty fail."""
-        log.warning("a forward pass of %d rows failed, running them one by one: %s", len(rows), error)
-        failed = False
-        for sequence in rows:
-            try:
-                run(sequence)
-            except Exception as own:  # noqa: BLE001
-                failed = True
-                self._fail(sequence, own, step)
-        if failed:
-            self._probe(error)
-
-    def _probe(self, error: Exception) -> None:
-        """Find out whether the model still works at all."""
-        try:
-            self._runner.probe()
-        except Exception as own:
-            raise GenerationFailed(
-                f"the model fails on any input ({error}): the worker must start anew", retryable=True
-            ) from own
+    def _leave(self, sequence: Sequence, step: Step) -> None:
+        """One choice is complete."""
+        self._release(self._scheduler.remove(sequence.key, sequence.index))
+        answer = self._answers[sequence.key]
+        if answer.end(sequence):
+            del self._answers[sequence.key]
+            step.outputs.append(Output(sequence.key, answer.finished("done", self._clock())))
 
     def _fail(self, sequence: Sequence, error: Exception, step: Step) -> None:
+        """A choice has failed, and with it its request."""
         log.warning("request %s epoch %d failed: %s", *sequence.key, error)
         if not isinstance(error, StreamfleetError):
+            name = type(error).__name__
             error = GenerationFailed(
-                f"the model failed on this request: {type(error).__name__}: {error}"[:1000]
+                f"the model failed on this request: {name}: {error}"[:1000], retryable=is_out_of_memory(error)
             )
-        self._runner.clear(sequence.slot)
-        self._finish(sequence, "failed", step, error)
+        if sequence.slot is not None:
+            self._cache.clear(sequence.slot)
+        self._end(sequence.key, "failed", step, error)
 
-    def _finish(
-        self,
-        sequence: Sequence,
-        state: EndState,
-        step: Step,
-        error: StreamfleetError | None = None,
-    ) -> None:
-        self._scheduler.remove(sequence.key)
-        step.outputs.append(Output(sequence.key, sequence.finished(state, self._clock(), error)))
+    def _end(self, key: Key, state: EndState, step: Step, error: StreamfleetError) -> None:
+        """A request ends before its time."""
+        answer = self._answers.pop(key, None)
+        if answer is None:
+            return
+        reason: FinishReason = "expired" if state == "expired" else "error"
+        for sequence in answer.running.values():
+            rest = sequence.cut(reason)
+            if rest is not None:
+                step.outputs.append(Output(key, rest))
+        step.outputs.append(Output(key, answer.finished(state, self._clock(), error)))
+        self._withdraw(key, [*answer.running.values()])
+
+    def _withdraw(self, key: Key, sequences: Collection[Sequence] = ()) -> None:
+        self._release(dict.fromkeys([*self._scheduler.remove(key), *sequences]))
+
+    def _release(self, sequences: Collection[Sequence]) -> None:
+        for sequence in sequences:
+            if sequence.slot is not None:
+                self._cache.free(sequence.slot)
+                sequence.slot = None
+            if sequence.blocks:
+                self._prefix.release(sequence.blocks)
+                sequence.blocks = []
 
 
 def _unusable() -> GenerationFailed:
     return GenerationFailed("the model gave no usable numbers (NaN or infinity) for this request")
-
-
-def _bucket(sequence: Sequence) -> int:
-    return padded(sequence.prefill_length)

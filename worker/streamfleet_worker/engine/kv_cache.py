@@ -1,9 +1,12 @@
-"""The keys and values of everything that runs, in slots.
+"""The keys and values of everything that runs.
 
-One buffer per layer and kind is laid out when the engine starts: `[slots, kv_heads, max_len, head_dim]`.
-A sequence owns a slot for life, so joining and leaving copy nothing, but for one row that may move into a
-hole. The model sees the cache through transformers' `Cache` face; what an `update` does depends on the
-`Window` that the model runner opens before each forward pass.
+They lie in arenas, one for each width: `[layers, rows, kv_heads, width, head_dim]`. A sequence owns one row of
+the narrowest arena that holds it, and moves on to a wider one as it grows. So the rows that decode together
+are one contiguous block of memory, which the matrix kernels of a CPU read several times faster than a slice
+of a wider one; and a short sequence never pays for a long neighbour.
+
+In an arena the rows that decode come first, without holes. A row joins at the end; when one leaves, at most
+two rows move, into the holes that are left.
 """
 
 from __future__ import annotations
@@ -11,177 +14,267 @@ from __future__ import annotations
 import contextlib
 import math
 import mmap
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
 import torch
-from transformers.cache_utils import Cache, CacheLayerMixin
+
+GRANULE = 64
+"""Widths are multiples of this many tokens."""
+
+FIRST_ROWS = 4
+"""Rows of an arena when its first sequence comes; it doubles when they are taken."""
 
 
 @dataclass(frozen=True, slots=True)
-class LayerShape:
-    """Sizes of one layer's keys and values; they differ in some attention variants."""
+class CacheShape:
+    """Sizes of one token's keys and values; the same in all layers."""
 
+    layers: int
     heads: int
     key_dim: int
     value_dim: int
 
-
-@dataclass(frozen=True, slots=True)
-class PrefillWindow:
-    """Whole prompts from their first token on: row i of the input goes to slot `slots[i]`."""
-
-    slots: torch.Tensor
-    length: int
+    def bytes(self, dtype: torch.dtype) -> int:
+        """Of one token, over all layers."""
+        return self.layers * self.heads * (self.key_dim + self.value_dim) * dtype.itemsize
 
 
-@dataclass(frozen=True, slots=True)
-class ChunkWindow:
-    """The next tokens of one prompt, `start` of which are in `slot` already."""
-
-    slot: int
-    start: int
-    length: int
-
-
-@dataclass(frozen=True, slots=True)
-class DecodeWindow:
-    """One token for each of `rows` neighbouring slots from `first` on.
-
-    `positions` is where each goes, `[rows]`; `span` is the number of places that the attention looks at.
-    """
-
-    first: int
-    rows: int
-    positions: torch.Tensor
-    row_index: torch.Tensor
-    span: int
+def widths(max_len: int) -> tuple[int, ...]:
+    """Widths of arenas up to one that holds `max_len` tokens: 64, 128, 192, 256, then two to each doubling."""
+    limit = -(-max_len // GRANULE) * GRANULE
+    found = [64, 128, 192]
+    while found[-1] < limit:
+        found += [found[-1] // 3 * 4, found[-1] * 2]
+    return (*(width for width in found if width < limit), limit)
 
 
-Window = PrefillWindow | ChunkWindow | DecodeWindow
+class Values(NamedTuple):
+    """Keys and values of a run of tokens, `[layers, kv_heads, tokens, head_dim]`."""
 
-
-class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]  # its __init_subclass__
-    """Keys and values of one layer."""
-
-    is_sliding = False
-
-    def __init__(
-        self,
-        shape: LayerShape,
-        slots: int,
-        max_len: int,
-        *,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.key_slots = _zeros((slots, shape.heads, max_len, shape.key_dim), dtype, device)
-        self.value_slots = _zeros((slots, shape.heads, max_len, shape.value_dim), dtype, device)
-        self.is_initialized = True
-        self.window: Window | None = None
-
-    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        """Nothing is left to do: the buffers are there from the start."""
-
-    def update(
-        self,
-        key_states: torch.Tensor,
-        value_states: torch.Tensor,
-        *_: Any,
-        **__: Any,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Store new keys and values, `[rows, kv_heads, tokens, head_dim]`; give what attention reads."""
-        match self.window:
-            case PrefillWindow(slots=slots, length=length):
-                self.key_slots[:, :, :length].index_copy_(0, slots, key_states)
-                self.value_slots[:, :, :length].index_copy_(0, slots, value_states)
-                # The prompt starts here, so it has nothing but itself to look at.
-                return key_states, value_states
-            case ChunkWindow(slot=slot, start=start, length=length):
-                end = start + length
-                keys, values = self.key_slots[slot], self.value_slots[slot]
-                keys[:, start:end] = key_states[0]
-                values[:, start:end] = value_states[0]
-                return keys[None, :, :end], values[None, :, :end]
-            case DecodeWindow(first=first, rows=rows, positions=positions, span=span) as window:
-                keys = self.key_slots[first : first + rows]
-                values = self.value_slots[first : first + rows]
-                keys[window.row_index, :, positions] = key_states[:, :, 0]
-                values[window.row_index, :, positions] = value_states[:, :, 0]
-                return keys[:, :, :span], values[:, :, :span]
-            case _:
-                raise RuntimeError("a forward pass ran without a window into the cache")
-
-    def get_seq_length(self) -> int:
-        """Tokens before this pass, as far as the model's own mask is concerned."""
-        return 0
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Length and offset of the model's own mask; asked for whole prompts only."""
-        return query_length, 0
-
-    def get_max_length(self) -> int:
-        """Places in a slot."""
-        return int(self.key_slots.shape[2])
-
-
-class SlotCache(Cache):
-    """All layers. `slots` is the number of rows, padding included; lengths are in tokens."""
-
-    def __init__(
-        self,
-        shapes: Sequence[LayerShape],
-        slots: int,
-        max_len: int,
-        *,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
-        self.slot_layers = [SlotLayer(s, slots, max_len, dtype=dtype, device=device) for s in shapes]
-        super().__init__(layers=[*self.slot_layers])
-        self.slots = slots
-        self.max_len = max_len
+    keys: torch.Tensor
+    values: torch.Tensor
 
     @property
     def bytes(self) -> int:
-        """Size of all buffers."""
-        return sum(
-            t.numel() * t.element_size()
-            for layer in self.slot_layers
-            for t in (layer.key_slots, layer.value_slots)
+        return sum(part.numel() * part.element_size() for part in self)
+
+
+class Slot:
+    """One sequence's place: a row of an arena. The cache moves it; whoever holds it looks here."""
+
+    __slots__ = ("arena", "row")
+
+    def __init__(self, arena: Arena, row: int) -> None:
+        self.arena = arena
+        self.row = row
+
+
+class Layer(NamedTuple):
+    """What the attention of one layer reads of the first rows of an arena, and where it writes."""
+
+    keys: torch.Tensor
+    """`[rows x kv_heads, head_dim, width]`."""
+    values: torch.Tensor
+    """`[rows x kv_heads, width, head_dim]`."""
+    key_places: torch.Tensor
+    """`[rows x kv_heads x width, head_dim]`, the same memory."""
+    value_places: torch.Tensor
+
+
+class Arena:
+    """All rows of one width."""
+
+    def __init__(self, shape: CacheShape, width: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.shape = shape
+        self.width = width
+        self._dtype = dtype
+        self._device = device
+        self.slots: list[Slot] = []
+        self.decoding = 0
+        """So many rows, from the first on, decode."""
+        self.keys, self.values = self._buffers(0)
+        self._layers: dict[int, list[Layer]] = {}
+
+    @property
+    def capacity(self) -> int:
+        """Rows there is memory for."""
+        return int(self.keys.shape[1])
+
+    @property
+    def bytes(self) -> int:
+        return self.capacity * self.width * self.shape.bytes(self._dtype)
+
+    def layers(self, rows: int) -> list[Layer]:
+        """Views of the first `rows` rows, layer by layer."""
+        found = self._layers.get(rows)
+        if found is None:
+            places = rows * self.shape.heads
+            found = []
+            for keys, values in zip(self.keys, self.values, strict=True):
+                k, v = keys[:rows].flatten(0, 1), values[:rows].flatten(0, 1)
+                flat_k, flat_v = k.view(places * self.width, -1), v.view(places * self.width, -1)
+                found.append(Layer(k.transpose(1, 2), v, flat_k, flat_v))
+            self._layers[rows] = found
+        return found
+
+    def resize(self, rows: int) -> None:
+        """Have memory for so many rows, at least those in use."""
+        old_keys, old_values, used = self.keys, self.values, len(self.slots)
+        self.keys, self.values = self._buffers(max(rows, used))
+        self._layers.clear()
+        self.keys[:, :used] = old_keys[:, :used]
+        self.values[:, :used] = old_values[:, :used]
+
+    def add(self) -> Slot:
+        """A row at the end, not decoding."""
+        slot = Slot(self, len(self.slots))
+        self.slots.append(slot)
+        return slot
+
+    def start_decoding(self, slot: Slot) -> None:
+        """Bring a row to the end of those that decode."""
+        first = self.slots[self.decoding]
+        if first is not slot:
+            rows, swapped = [slot.row, first.row], [first.row, slot.row]
+            self.keys[:, rows] = self.keys[:, swapped]
+            self.values[:, rows] = self.values[:, swapped]
+            self.slots[slot.row], self.slots[first.row] = first, slot
+            slot.row, first.row = first.row, slot.row
+        self.decoding += 1
+
+    def remove(self, slot: Slot) -> None:
+        """Give a row back; the last ones of both kinds close the holes."""
+        hole = slot.row
+        if hole < self.decoding:
+            self.decoding -= 1
+            self._move(self.decoding, hole)
+            hole = self.decoding
+        self._move(len(self.slots) - 1, hole)
+        self.slots.pop()
+
+    def _move(self, source: int, target: int) -> None:
+        if source != target:
+            self.keys[:, target] = self.keys[:, source]
+            self.values[:, target] = self.values[:, source]
+            self.slots[target] = self.slots[source]
+            self.slots[target].row = target
+
+    def _buffers(self, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+        shape = self.shape
+        return (
+            _zeros((shape.layers, rows, shape.heads, self.width, shape.key_dim), self._dtype, self._device),
+            _zeros((shape.layers, rows, shape.heads, self.width, shape.value_dim), self._dtype, self._device),
         )
 
-    def open(self, window: Window | None) -> None:
-        """Say what the next forward pass reads and writes."""
-        for layer in self.slot_layers:
-            layer.window = window
 
-    def move(self, source: int, target: int, length: int) -> None:
-        """Copy the first `length` tokens of one slot to another."""
-        for layer in self.slot_layers:
-            layer.key_slots[target, :, :length] = layer.key_slots[source, :, :length]
-            layer.value_slots[target, :, :length] = layer.value_slots[source, :, :length]
+class KVCache:
+    """All arenas.
 
-    def clear(self, slot: int) -> None:
-        """Forget what a slot holds; a NaN in it would spoil its next owner."""
-        for layer in self.slot_layers:
-            layer.key_slots[slot].zero_()
-            layer.value_slots[slot].zero_()
+    Args:
+        shape: sizes of a token's keys and values.
+        max_len: the longest sequence, in tokens.
+        max_tokens: tokens in all rows together, each row counted at its full width; beyond it arenas give up
+            rows they do not use before another grows.
+    """
+
+    def __init__(
+        self, shape: CacheShape, max_len: int, max_tokens: int, *, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.shape = shape
+        self.max_tokens = max_tokens
+        self.token_bytes = shape.bytes(dtype)
+        self._widths = widths(max_len)
+        self.arenas = [Arena(shape, width, dtype, device) for width in self._widths]
+
+    @property
+    def bytes(self) -> int:
+        """Size of all buffers. On a CPU rows take memory as they fill."""
+        return sum(arena.bytes for arena in self.arenas)
+
+    def width(self, length: int) -> int:
+        """What a row of `length` tokens takes."""
+        return self.arenas[self._index(length)].width
+
+    def take(self, length: int) -> Slot:
+        """A row that holds `length` tokens."""
+        arena = self.arenas[self._index(length)]
+        if len(arena.slots) == arena.capacity:
+            self._enlarge(arena)
+        return arena.add()
+
+    def start_decoding(self, slot: Slot) -> None:
+        """Let a row take part in decode passes."""
+        slot.arena.start_decoding(slot)
+
+    def grow(self, slot: Slot, length: int) -> None:
+        """Make room for `length` tokens in a decoding row, which may move to another arena."""
+        old = slot.arena
+        if length <= old.width:
+            return
+        arena = self.arenas[self._index(length)]
+        if len(arena.slots) == arena.capacity:
+            self._enlarge(arena)
+        new = arena.add()
+        arena.keys[:, new.row, :, : old.width] = old.keys[:, slot.row]
+        arena.values[:, new.row, :, : old.width] = old.values[:, slot.row]
+        old.remove(slot)
+        arena.slots[new.row] = slot
+        slot.arena, slot.row = arena, new.row
+        arena.start_decoding(slot)
+
+    def free(self, slot: Slot) -> None:
+        """Give a row back."""
+        slot.arena.remove(slot)
+
+    def clear(self, slot: Slot) -> None:
+        """Forget what a row holds; a NaN in it would spoil its next owner."""
+        slot.arena.keys[:, slot.row].zero_()
+        slot.arena.values[:, slot.row].zero_()
+
+    def read(self, slot: Slot, start: int, end: int) -> Values:
+        """A copy of the keys and values of some of a row's tokens."""
+        arena, row = slot.arena, slot.row
+        return Values(arena.keys[:, row, :, start:end].clone(), arena.values[:, row, :, start:end].clone())
+
+    def write(self, slot: Slot, start: int, values: Values) -> None:
+        """Put them into a row."""
+        end = start + values.keys.shape[2]
+        slot.arena.keys[:, slot.row, :, start:end] = values.keys
+        slot.arena.values[:, slot.row, :, start:end] = values.values
+
+    def trim(self) -> None:
+        """Give up all rows that nobody uses."""
+        for arena in self.arenas:
+            if arena.capacity > len(arena.slots):
+                arena.resize(len(arena.slots))
+
+    def _enlarge(self, arena: Arena) -> None:
+        rows = max(FIRST_ROWS, 2 * arena.capacity)
+        others = sum(a.capacity * a.width for a in self.arenas if a is not arena)
+        if others + rows * arena.width > self.max_tokens:
+            self.trim()
+            rows = len(arena.slots) + 1
+        arena.resize(rows)
+
+    def _index(self, length: int) -> int:
+        for index, width in enumerate(self._widths):
+            if length <= width:
+                return index
+        raise ValueError(f"{length} tokens are more than a row of {self._widths[-1]} holds")
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Zeros, not garbage: masked places are multiplied by 0, and 0 times NaN is NaN."""
-    if device.type != "cpu":
+    if device.type != "cpu" or not math.prod(shape):
         return torch.zeros(shape, dtype=dtype, device=device)
     # Private anonymous pages are zero, and take no memory until they are written, while torch writes the
-    # zeros. Few slots ever grow to their full length. (Shared ones, which `mmap` makes unless told, take it
-    # when read too, as idle rows are.)
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    # zeros. Few rows ever grow to their full width. (Shared ones, which `mmap` makes unless told, take it
+    # when read too.)
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
     pages = mmap.mmap(-1, math.prod(shape) * dtype.itemsize, flags=flags)
-    if hasattr(mmap, "MADV_NOHUGEPAGE"):
+    if hasattr(mmap, "MADV_HUGEPAGE"):
         # Huge pages span several rows: the first batch would touch them all.
         with contextlib.suppress(OSError):  # a kernel without them
-            pages.madvise(mmap.MADV_NOHUGEPAGE)
+            pages.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(pages, dtype=dtype).view(shape)

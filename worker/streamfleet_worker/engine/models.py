@@ -19,7 +19,7 @@ from transformers.utils import logging as transformers_logging
 from streamfleet_common.errors import ModelLoadFailed, TokenizerFailed
 from streamfleet_worker.engine import smollm2
 from streamfleet_worker.engine.devices import describe, find_device, find_precision
-from streamfleet_worker.engine.kv_cache import LayerShape
+from streamfleet_worker.engine.kv_cache import CacheShape
 from streamfleet_worker.engine.packed_linear import pack_linears, packed_bytes
 from streamfleet_worker.engine.tokenizer import Tokenizer
 
@@ -50,7 +50,7 @@ class LoadedModel:
     device_name: str
     """The device in words."""
     dtype: torch.dtype
-    layer_shapes: tuple[LayerShape, ...]
+    cache_shape: CacheShape
     max_positions: int
     """The longest sequence the model can read, in tokens."""
     vocab_size: int
@@ -114,8 +114,8 @@ def load(
     text_config = model.config.get_text_config(decoder=True)
     if pack and place.type == "cpu":
         pack_linears(model, dtype)
-    shapes, window = _inspect(reference, model, place)
-    positions = [text_config.max_position_embeddings, window, _rope_limit(text_config)]
+    shape = _inspect(reference, model, place)
+    positions = [text_config.max_position_embeddings, _rope_limit(text_config)]
     return LoadedModel(
         name=reference,
         revision=source.revision or getattr(config, "_commit_hash", None) or "unknown",
@@ -125,7 +125,7 @@ def load(
         device=place,
         device_name=describe(place),
         dtype=dtype,
-        layer_shapes=shapes,
+        cache_shape=shape,
         max_positions=min(p for p in positions if p),
         vocab_size=model.get_input_embeddings().num_embeddings,
         weights_bytes=sum(t.numel() * t.element_size() for t in model.parameters()) + packed_bytes(model),
@@ -233,11 +233,11 @@ def _load_tokenizer(reference: str, source: _Source) -> tuple[Tokenizer, int | N
     return Tokenizer(loaded), loaded.eos_token_id
 
 
-def _inspect(reference: str, model: Any, device: torch.device) -> tuple[tuple[LayerShape, ...], int | None]:
-    """Shapes of the model's keys and values, and the shortest attention window if it has one.
+def _inspect(reference: str, model: Any, device: torch.device) -> CacheShape:
+    """Shape of the model's keys and values.
 
     Raises:
-        ModelLoadFailed: its state is not a key and a value for each token.
+        ModelLoadFailed: its state is not a key and a value for each token, alike in all layers.
     """
     kind = type(model).__name__
     accepted = inspect.signature(model.forward).parameters
@@ -245,6 +245,10 @@ def _inspect(reference: str, model: Any, device: torch.device) -> tuple[tuple[La
         raise ModelLoadFailed(
             f"{reference} is a {kind}: only decoders that take position ids and a standard key-value "
             "cache can be batched here"
+        )
+    if not model._supports_attention_backend:  # noqa: SLF001  the library's own word for it
+        raise ModelLoadFailed(
+            f"{reference} is a {kind}, whose attention cannot be replaced: it cannot be batched here"
         )
     cache = DynamicCache(config=model.config)
     with torch.inference_mode():
@@ -259,11 +263,12 @@ def _inspect(reference: str, model: Any, device: torch.device) -> tuple[tuple[La
             f"{reference} is a {kind} whose cache is not the standard one "
             f"({', '.join(sorted(odd)) or 'layers share it'}): it cannot be batched here"
         )
-    shapes = tuple(
-        LayerShape(layer.keys.shape[1], layer.keys.shape[3], layer.values.shape[3]) for layer in layers
-    )
-    windows = [x.sliding_window for x in layers if isinstance(x, DynamicSlidingWindowLayer)]
-    return shapes, min(windows, default=None)
+    shapes = {(layer.keys.shape[1], layer.keys.shape[3], layer.values.shape[3]) for layer in layers}
+    if len(shapes) > 1:
+        raise ModelLoadFailed(
+            f"{reference} is a {kind} whose layers have caches of unlike sizes: it cannot be batched here"
+        )
+    return CacheShape(len(layers), *shapes.pop())
 
 
 def _rope_limit(config: Any) -> int | None:

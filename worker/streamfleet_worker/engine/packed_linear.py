@@ -9,6 +9,7 @@ are trusted, and without them all stays as it was.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 import torch
 from torch import nn
@@ -17,6 +18,10 @@ log = logging.getLogger(__name__)
 
 _PACKABLE = (torch.float32, torch.bfloat16)
 _TYPICAL_ROWS = 16
+
+SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+"""Names of layers of one parent that read the same input, in most models of transformers. Should a model feed
+them otherwise, each still gets its own product."""
 
 
 class PackedLinear(nn.Module):
@@ -44,23 +49,71 @@ class PackedLinear(nn.Module):
         return product
 
 
+class Shared:
+    """One product for several layers that read the same input, as queries, keys and values do."""
+
+    def __init__(self, linears: Sequence[nn.Linear]) -> None:
+        biases = [linear.bias for linear in linears]
+        whole = nn.Linear(linears[0].in_features, sum(linear.out_features for linear in linears), bias=False)
+        whole.weight = nn.Parameter(torch.cat([linear.weight for linear in linears]), requires_grad=False)
+        if biases[0] is not None:
+            whole.bias = nn.Parameter(torch.cat(biases), requires_grad=False)
+        self.linear = PackedLinear(whole)
+        self._sizes = [linear.out_features for linear in linears]
+        self._input: torch.Tensor | None = None
+        self._outputs: list[torch.Tensor | None] = []
+
+    def output(self, place: int, x: torch.Tensor) -> torch.Tensor:
+        """What the layer at `place` gives for `x`; computed for all of them when the first one asks."""
+        if self._input is not x or self._outputs[place] is None:
+            self._input = x
+            self._outputs = list(self.linear(x).split(self._sizes, dim=-1))
+        output, self._outputs[place] = self._outputs[place], None
+        if not any(part is not None for part in self._outputs):
+            self._input = None
+        return output  # type: ignore[return-value]  # it was made just now, or was there
+
+
+class SharedLinear(nn.Module):
+    """Takes the place of one of the layers of a `Shared`; the first of them holds its weight."""
+
+    def __init__(self, shared: Shared, place: int) -> None:
+        super().__init__()
+        self._shared = shared
+        self._place = place
+        if place == 0:
+            self.packed = shared.linear
+        self.weight = shared.linear.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """`[..., in_features]` to `[..., out_features]`."""
+        return self._shared.output(self._place, x)
+
+
 def pack_linears(model: nn.Module, dtype: torch.dtype) -> int:
     """Pack every linear layer of a model on a CPU; does nothing where that does not work.
+
+    Layers that are known to read the same input become one product.
 
     Returns:
         How many layers were packed.
     """
     if dtype not in _PACKABLE or not works(dtype):
         return 0
-    plain = [
-        (parent, name, child)
-        for parent in model.modules()
-        for name, child in parent.named_children()
-        if type(child) is nn.Linear
-    ]
-    for parent, name, child in plain:
-        setattr(parent, name, PackedLinear(child))
-    return len(plain)
+    packed = 0
+    for parent in list(model.modules()):
+        plain = {name: child for name, child in parent.named_children() if type(child) is nn.Linear}
+        packed += len(plain)
+        for names in SIBLINGS:
+            linears = [plain[name] for name in names if name in plain]
+            if len(linears) == len(names) and len({linear.bias is None for linear in linears}) == 1:
+                shared = Shared(linears)
+                for place, name in enumerate(names):
+                    setattr(parent, name, SharedLinear(shared, place))
+                    del plain[name]
+        for name, child in plain.items():
+            setattr(parent, name, PackedLinear(child))
+    return packed
 
 
 def packed_bytes(model: nn.Module) -> int:

@@ -1,128 +1,146 @@
-"""One generate request while it runs."""
+"""One choice of a request while it runs."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from streamfleet_common.errors import StreamfleetError
-from streamfleet_common.schemas import Choice, EndState, FinishReason, Prefill, Timing, Usage
-from streamfleet_worker.engine.base import Arrival, Finished, Key, Tokens
+from streamfleet_common.schemas import Choice, FinishReason
+from streamfleet_worker.engine.base import Arrival, Key, Tokens
 
 if TYPE_CHECKING:
     from streamfleet_worker.engine.detokenizer import Detokenizer
+    from streamfleet_worker.engine.kv_cache import Slot
     from streamfleet_worker.engine.prepared import Prepared
+    from streamfleet_worker.engine.sampler import Row, Sampled
 
 
 @dataclass(slots=True)
+class Scores:
+    """Log-probabilities of a prompt's tokens from some place on, and the likeliest in their places."""
+
+    logprobs: list[float] = field(default_factory=list)
+    top: list[tuple[tuple[int, float], ...]] = field(default_factory=list)
+
+
+@dataclass(slots=True, eq=False)
 class Sequence:
-    """A request while it is in the engine. Times are seconds on the engine's clock; 0 is not yet."""
+    """One choice of a request in the engine. Times are seconds on the engine's clock; 0 is not yet."""
 
     key: Key
+    index: int
+    """Which choice it is, from 0."""
     prepared: Prepared
     arrival: Arrival
-    added_at: float
     seed: int | None
+    """None if it draws nothing."""
+    row: Row
     detokenizer: Detokenizer
     eos_token_ids: frozenset[int]
-    slot: int = -1
-    """The cache slot that holds its keys and values; -1 while it waits."""
+    scored_from: int
+    """The first token of the prompt whose log-probability is asked for; the prompt's length if none is."""
+    slot: Slot | None = None
+    """Where its keys and values are; None while it waits."""
+    computed: int = 0
+    """Tokens of the prompt whose keys and values are in the cache."""
     cached: int = 0
-    """Tokens of it whose keys and values are in the cache."""
+    """Of those the ones that the prefix cache had."""
+    blocks: list[Any] = field(default_factory=list)
+    """What the prefix cache had of the prompt, as long as it must be kept."""
+    scores: Scores = field(default_factory=Scores)
     token_ids: list[int] = field(default_factory=list)
     """Every token generated so far."""
     logprobs: list[float] = field(default_factory=list)
+    top_logprobs: list[tuple[tuple[int, float], ...]] = field(default_factory=list)
     text: str = ""
     """What has been shown."""
-    prefill: Prefill | None = None
     finish_reason: FinishReason | None = None
     started_at: float = 0.0
     first_token_at: float = 0.0
     last_token_at: float = 0.0
 
     @property
-    def prefill_length(self) -> int:
-        """Prompt tokens computed before the first decode pass: all but the last."""
-        return len(self.prepared.prompt_token_ids) - 1
+    def prompt_token_ids(self) -> tuple[int, ...]:
+        return self.prepared.prompt_token_ids
 
     @property
-    def next_input(self) -> int:
-        """The token to feed next: the last generated, or the last of the prompt."""
-        return self.token_ids[-1] if self.token_ids else self.prepared.prompt_token_ids[-1]
+    def prompt_length(self) -> int:
+        return len(self.prepared.prompt_token_ids)
+
+    @property
+    def max_tokens(self) -> int:
+        return self.prepared.max_tokens
+
+    @property
+    def scored(self) -> bool:
+        return self.scored_from < self.prompt_length
+
+    @property
+    def reusable(self) -> int:
+        """Tokens of the prompt that need not be computed if their keys and values are there."""
+        return self.scored_from - 1
 
     @property
     def position(self) -> int:
-        """Where that token stands, counted from 0."""
+        """Where the last generated token stands, counted from 0; the next pass feeds it."""
         return len(self.prepared.prompt_token_ids) + len(self.token_ids) - 1
 
-    def append(self, token_id: int, logprob: float | None, now: float) -> Tokens:
+    def append(self, sampled: Sampled, now: float) -> Tokens:
         """Take the next token; sets `finish_reason` when it is the last.
 
         An end-of-text token on the last allowed place counts as "eos", not as "length".
         """
+        token_id = sampled.token_id
+        self.row.append(token_id)
         self.token_ids.append(token_id)
-        if logprob is not None:
-            self.logprobs.append(logprob)
+        tokens = Tokens(self.index, [token_id], [""])
+        if sampled.logprob is not None:
+            self.logprobs.append(sampled.logprob)
+            tokens.logprobs.append(sampled.logprob)
+        if self.prepared.top_logprobs:
+            self.top_logprobs.append(sampled.top)
+            tokens.top_logprobs.append(sampled.top)
         self.first_token_at = self.first_token_at or now
         self.last_token_at = now
-        text = self._read(token_id)
+        tokens.texts[0] = text = self._read(token_id)
         self.text += text
-        return Tokens(0, [token_id], [text], [] if logprob is None else [logprob])
+        return tokens
 
     def _read(self, token_id: int) -> str:
-        if token_id in self.eos_token_ids:
-            self.finish_reason = "eos"
-            return self.detokenizer.flush()[0]
-        if token_id in self.prepared.stop_token_ids:
-            self.finish_reason = "stop"
-            return self.detokenizer.flush()[0]
+        reason = self._ending(token_id)
+        if reason is not None:
+            self.finish_reason = reason
+            return self.detokenizer.flush(token_id)[0]
         text, stopped = self.detokenizer.push(token_id)
+        if not stopped and len(self.token_ids) >= self.prepared.max_tokens:
+            self.finish_reason = "length"
+            rest, stopped = self.detokenizer.flush()
+            text += rest
         if stopped:
             self.finish_reason = "stop"
-        elif len(self.token_ids) >= self.prepared.max_tokens:
-            rest, stopped = self.detokenizer.flush()
-            self.finish_reason = "stop" if stopped else "length"
-            text += rest
         return text
 
-    def finished(self, state: EndState, now: float, error: StreamfleetError | None = None) -> Finished:
-        """Its last output.
+    def _ending(self, token_id: int) -> FinishReason | None:
+        if token_id in self.eos_token_ids and not self.prepared.ignore_eos:
+            return "eos"
+        return "stop" if token_id in self.prepared.stop_token_ids else None
 
-        Cut off from outside (deadline, failure), its text is what was shown: characters still held back
-        as part of an unfinished character or a possible stop string are left out.
-        """
-        reason: FinishReason
-        if state == "done":
-            reason = self.finish_reason or "length"
-        else:
-            reason = "expired" if state == "expired" else "error"
-        choice = Choice(
-            index=0,
+    def cut(self, reason: FinishReason) -> Tokens | None:
+        """End from outside; gives the text that was still held back, if any, with no token of its own."""
+        self.finish_reason = reason
+        rest = self.detokenizer.end()
+        self.text += rest
+        return Tokens(self.index, [], [rest]) if rest else None
+
+    def choice(self) -> Choice:
+        """What it has come to."""
+        return Choice(
+            index=self.index,
             text=self.text,
             token_ids=tuple(self.token_ids),
             logprobs=tuple(self.logprobs),
-            finish_reason=reason,
+            top_logprobs=tuple(self.top_logprobs),
+            finish_reason=self.finish_reason or "error",
             last_token_id=self.token_ids[-1] if self.token_ids else None,
-        )
-        return Finished(
-            state=state,
-            choices=(choice,),
-            prefill=self.prefill,
-            usage=Usage(
-                prompt_tokens=len(self.prepared.prompt_token_ids) if self.started_at else 0,
-                completion_tokens=len(self.token_ids),
-            ),
             seed=self.seed,
-            timing=self._timing(now),
-            error=error,
-        )
-
-    def _timing(self, now: float) -> Timing:
-        started = self.started_at or now
-        first = self.first_token_at or now
-        last = self.last_token_at or first
-        return Timing(
-            wait_ms=max(0.0, started - self.added_at) * 1000,
-            prefill_ms=max(0.0, first - started) * 1000,
-            decode_ms=max(0.0, last - first) * 1000,
         )

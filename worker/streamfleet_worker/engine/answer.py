@@ -1,0 +1,79 @@
+"""One request in the engine: its choices, its prompt's scores, and what it ends with."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from streamfleet_common.schemas import EndState, Prefill, Timing, Usage
+from streamfleet_worker.engine.base import Finished, Key
+
+if TYPE_CHECKING:
+    from streamfleet_common.errors import StreamfleetError
+    from streamfleet_worker.engine.prepared import Prepared
+    from streamfleet_worker.engine.sequence import Sequence
+
+SEED_BITS = 53
+"""Any JSON reader gives such a number back unharmed."""
+
+
+def draw_seed(rid: str) -> int:
+    """The seed of a request that names none: the same in each of its attempts."""
+    return _bits(rid.encode())
+
+
+def choice_seed(seed: int, index: int) -> int:
+    """The seed of one of several choices; the first has the request's own."""
+    return seed if index == 0 else _bits(b"%d %d" % (seed, index))
+
+
+def _bits(text: bytes) -> int:
+    return int.from_bytes(hashlib.sha256(text).digest()[:8]) >> (64 - SEED_BITS)
+
+
+@dataclass(slots=True)
+class Answer:
+    """What a key comes to. Times are seconds on the engine's clock."""
+
+    key: Key
+    prepared: Prepared
+    added_at: float
+    seed: int | None
+    running: dict[int, Sequence] = field(default_factory=dict)
+    ended: list[Sequence] = field(default_factory=list)
+    prefill: Prefill | None = None
+
+    def end(self, sequence: Sequence) -> bool:
+        """Let one choice end; whether it was the last."""
+        self.ended.append(self.running.pop(sequence.index))
+        return not self.running
+
+    def finished(self, state: EndState, now: float, error: StreamfleetError | None = None) -> Finished:
+        """The last output."""
+        sequences = sorted([*self.ended, *self.running.values()], key=lambda s: s.index)
+        started = [s for s in sequences if s.started_at]
+        return Finished(
+            state=state,
+            choices=tuple(s.choice() for s in sequences),
+            prefill=self.prefill,
+            usage=Usage(
+                prompt_tokens=len(self.prepared.prompt_token_ids) if started else 0,
+                completion_tokens=sum(len(s.token_ids) for s in sequences),
+                cached_tokens=max((s.cached for s in sequences if s.index == 0), default=0),
+                cut_tokens=self.prepared.cut_tokens,
+            ),
+            seed=self.seed,
+            timing=self._timing(started, now),
+            error=error,
+        )
+
+    def _timing(self, sequences: list[Sequence], now: float) -> Timing:
+        started = min((s.started_at for s in sequences), default=now)
+        first = min((s.first_token_at for s in sequences if s.first_token_at), default=now)
+        last = max((s.last_token_at for s in sequences), default=0.0) or first
+        return Timing(
+            wait_ms=max(0.0, started - self.added_at) * 1000,
+            prefill_ms=max(0.0, first - started) * 1000,
+            decode_ms=max(0.0, last - first) * 1000,
+        )

@@ -1,0 +1,105 @@
+"""What an engine takes of the machine's memory, and what it may take."""
+
+from __future__ import annotations
+
+import logging
+import resource
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+import torch
+
+from streamfleet_common.errors import ModelLoadFailed
+
+log = logging.getLogger(__name__)
+
+CACHE_SHARE: Mapping[str, float] = MappingProxyType({"cpu": 0.5, "cuda": 0.85, "mps": 0.4})
+"""Of the memory that is free once the model is loaded: what the cache may take. A CPU's memory belongs to other
+programs too; on a GPU the rest is for what a pass computes."""
+
+ROW_WASTE = 1.5
+"""A row may be so many times as wide as its sequence will ever be long."""
+
+LEAST_TOKENS = 128
+"""A cache for fewer serves nobody."""
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes taken now."""
+
+    weights: int
+    cache: int
+    """Keys and values of running sequences; on a CPU they take memory as they fill."""
+    prefix_cache: int
+    peak: int
+    """The most that was ever taken: of the process's memory on a CPU, of torch's on a GPU."""
+
+
+def peak_bytes(device: torch.device) -> int:
+    """The most memory that was taken so far on the device."""
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def free_bytes(device: torch.device, root: Path = Path("/")) -> int | None:
+    """Memory that could be taken now on the device; None if the system does not tell.
+
+    On a CPU it is the least of what the machine and the process's control group have left.
+    """
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(free)
+    found = []
+    try:
+        lines = (root / "proc/meminfo").read_text().splitlines()
+        found += [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
+    except (OSError, ValueError):
+        pass
+    group = root / "sys/fs/cgroup"
+    try:
+        found.append(int((group / "memory.max").read_text()) - int((group / "memory.current").read_text()))
+    except (OSError, ValueError):  # no such group, or no limit ("max")
+        pass
+    return max(0, min(found)) if found else None
+
+
+def cache_tokens(
+    token_bytes: int, rows: int, max_len: int, device: torch.device, cache_bytes: int | None
+) -> int:
+    """Tokens that the cache may hold, for at most `rows` sequences of at most `max_len` tokens.
+
+    Args:
+        token_bytes: keys and values of one token.
+        rows: sequences that run at once.
+        max_len: of the longest sequence, in tokens.
+        device: where the cache is.
+        cache_bytes: what it may take; None takes its share of what is free.
+
+    Raises:
+        ModelLoadFailed: there is no room for any.
+    """
+    wanted = rows * max_len
+    if cache_bytes is None:
+        free = free_bytes(device)
+        budget = None if free is None else int(free * CACHE_SHARE.get(device.type, 0.4))
+    else:
+        budget = cache_bytes
+    if budget is None:
+        return wanted
+    tokens = int(budget / (token_bytes * ROW_WASTE)) // 64 * 64
+    if tokens < LEAST_TOKENS:
+        raise ModelLoadFailed(
+            f"there is no memory for the cache: {budget >> 20} MiB hold {tokens} tokens of {token_bytes} bytes. "
+            "Free some, choose a smaller model or precision, or set STREAMFLEET_CACHE_MIB"
+        )
+    if tokens < max_len:
+        log.warning(
+            "the cache holds %d tokens: no request may be longer, though %d are allowed", tokens, max_len
+        )
+    return min(wanted, tokens)

@@ -1,32 +1,29 @@
-"""Text against independent sources: the UTF-8 of the text itself, and the tokenizer's own decoding."""
+"""Stop strings, ends, and what is shown when; the right text is told by hand or by another rule."""
 
 import random
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
-import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from streamfleet_worker.engine.detokenizer import Detokenizer, IncrementalDecoder, StopMatcher
-from streamfleet_worker.engine.models import LoadedModel
+from streamfleet_common.schemas import Sampling
+from streamfleet_worker.engine.detokenizer import Detokenizer, StopMatcher
+from streamfleet_worker.engine.incremental_decoder import WindowDecoder
+from streamfleet_worker.engine.prepared import Prepared
 from streamfleet_worker.engine.tokenizer import Tokenizer
 from tiny_model import build_tokenizer
-
-HARD_TEXTS = [
-    "Hello there world",
-    "a 😀 b 👩‍👩‍👧‍👦 c 🇩🇪🇫🇷",
-    "삼겹살 ď naïve 漢字かな交じり文",
-    "  leading, trailing  \n\n\ttabs ",
-    "e\u0301 combining, \u200b zero width, \ufffd a real replacement mark.",
-    "x" * 40,
-]
+from tiny_tokenizers import BOS, EOS, FIRST_BYTE, FIRST_WORD, byte_level_of, sentencepiece_like
 
 
-def decoder_of(texts: Sequence[str]) -> Callable[[Sequence[int]], str]:
-    return lambda ids: "".join(texts[i] for i in ids)
+def scripted(texts: Sequence[str], **options: Any) -> Detokenizer:
+    """One whose tokens, numbered from 0, have these texts."""
+    return Detokenizer(WindowDecoder(lambda ids: "".join(texts[i] for i in ids)), **options)
 
 
-def bytes_decoder(ids: Sequence[int]) -> str:
-    return bytes(ids).decode(errors="replace")
+def prepared(prompt: Sequence[int] = (BOS,), **fields: Any) -> Prepared:
+    return Prepared(prompt_token_ids=tuple(prompt), max_tokens=100, sampling=Sampling(), **fields)
 
 
 def stream(ids: Sequence[int], detokenizer: Detokenizer) -> tuple[list[str], bool]:
@@ -41,92 +38,6 @@ def stream(ids: Sequence[int], detokenizer: Detokenizer) -> tuple[list[str], boo
     return shown, stopped
 
 
-@pytest.fixture(scope="module")
-def byte_level() -> Tokenizer:
-    return Tokenizer(build_tokenizer())
-
-
-@pytest.fixture(scope="module")
-def sentencepiece_like() -> tokenizers.Tokenizer:
-    """The Llama-2 kind: a "▁" for each space, bytes as fall-back, the first space of a text dropped."""
-    words = ["▁Hello", "▁there", "▁world", "▁", "x", "<s>"]
-    vocabulary = {word: number for number, word in enumerate(words)}
-    vocabulary |= {f"<0x{byte:02X}>": len(words) + byte for byte in range(256)}
-    made = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, [], byte_fallback=True))
-    made.decoder = tokenizers.decoders.Sequence(
-        [
-            tokenizers.decoders.Replace("▁", " "),
-            tokenizers.decoders.ByteFallback(),
-            tokenizers.decoders.Fuse(),
-            tokenizers.decoders.Strip(" ", 1, 0),
-        ]
-    )
-    return made
-
-
-@pytest.mark.parametrize("text", HARD_TEXTS)
-def test_byte_by_byte_text_comes_out_whole_and_only_in_whole_characters(text: str) -> None:
-    shown, _ = stream(list(text.encode()), Detokenizer(bytes_decoder))
-    assert "".join(shown) == text
-    assert "\ufffd" not in "".join(shown).replace("\ufffd a real", "")
-
-
-@pytest.mark.parametrize("text", HARD_TEXTS)
-def test_byte_level_tokens(byte_level: Tokenizer, text: str) -> None:
-    ids = byte_level.encode(text)
-    context = byte_level.encode("Before it: ")
-    shown, _ = stream(ids, Detokenizer(byte_level.decode, context))
-    assert "".join(shown) == text
-
-
-def test_random_tokens_give_what_the_tokenizer_gives_for_all_at_once(byte_level: Tokenizer) -> None:
-    source = random.Random(5)
-    for _ in range(300):
-        ids = [source.randrange(3, 300) for _ in range(source.randint(1, 30))]
-        shown, _ = stream(ids, Detokenizer(byte_level.decode))
-        assert "".join(shown) == byte_level.decode(ids)
-
-
-def test_an_emoji_cut_by_the_length_limit_leaves_one_mark() -> None:
-    shown, _ = stream(list("a😀".encode())[:3], Detokenizer(bytes_decoder))
-    assert shown == ["a", "", "\ufffd"]
-
-
-def test_the_first_token_keeps_its_leading_space(sentencepiece_like: tokenizers.Tokenizer) -> None:
-    shown, _ = stream([1, 2], Detokenizer(sentencepiece_like.decode, context=[0]))
-    assert shown == [" there", " world"]
-    shown, _ = stream([0, 1, 2], Detokenizer(sentencepiece_like.decode))
-    assert shown == ["Hello", " there", " world"]
-
-
-def test_byte_fall_back_tokens_wait_for_the_whole_character(
-    sentencepiece_like: tokenizers.Tokenizer,
-) -> None:
-    ids = [0, *(6 + byte for byte in "é你😀".encode()), 1]
-    shown, _ = stream(ids, Detokenizer(sentencepiece_like.decode))
-    assert shown == ["Hello", "", "é", "", "", "你", "", "", "", "😀", " there"]
-
-
-def test_special_tokens_have_no_text_and_take_none_along(byte_level: Tokenizer) -> None:
-    hello, world = byte_level.encode("hello"), byte_level.encode(" world")
-    shown, _ = stream([1, *hello, 0, *world, 2], Detokenizer(byte_level.decode))
-    assert "".join(shown) == "hello world"
-    assert byte_level.context([*hello, 1, 0]) == hello
-
-
-def test_a_character_begun_in_the_prompt_is_shown_once_it_is_whole() -> None:
-    begun = list("😀".encode())
-    shown, _ = stream([*begun[2:], ord("!")], Detokenizer(bytes_decoder, context=[65, *begun[:2]]))
-    assert shown == ["", "😀", "!"]
-
-
-def test_a_flushed_decoder_has_nothing_more() -> None:
-    decoder = IncrementalDecoder(bytes_decoder)
-    assert decoder.push(0xF0) == ""
-    assert decoder.flush() == "\ufffd"
-    assert decoder.flush() == ""
-
-
 @pytest.mark.parametrize(
     ("tokens", "stops", "include", "shown", "stopped"),
     [
@@ -136,6 +47,7 @@ def test_a_flushed_decoder_has_nothing_more() -> None:
         (["1", "2", "3"], ["2"], False, ["1", ""], True),
         (["1", "2", "3"], ["2"], True, ["1", "2"], True),
         (["AB", "CD", "EF", "GH"], ["DEFG"], False, ["AB", "C", "", ""], True),
+        (["AB", "CD", "EF", "GH"], ["DEFG"], True, ["AB", "C", "", "DEFG"], True),
         (["AB", "CD", "EF", "XY"], ["DEFG"], False, ["AB", "C", "", "DEFXY"], False),
         (["AB", "CD", "EF"], ["DEFG"], False, ["AB", "C", "DEF"], False),
         # A held text that turns out harmless still may hide the beginning of the next stop.
@@ -151,44 +63,176 @@ def test_a_flushed_decoder_has_nothing_more() -> None:
 def test_stop_strings(
     tokens: list[str], stops: list[str], include: bool, shown: list[str], stopped: bool
 ) -> None:
-    detokenizer = Detokenizer(decoder_of(tokens), stops=stops, include_stop=include)
+    detokenizer = scripted(tokens, stops=stops, include_stop=include)
     assert stream(range(len(tokens)), detokenizer) == (shown, stopped)
 
 
-def naive(text: str, stops: Sequence[str], include: bool) -> tuple[str, bool]:
+def naive(tokens: Sequence[str], stops: Sequence[str], include: bool, min_tokens: int) -> tuple[str, bool]:
     """The rule told differently: read character by character until the text ends in a stop."""
-    for end in range(1, len(text) + 1):
-        met = [stop for stop in stops if text[:end].endswith(stop)]
-        if met:
-            return text[: end if include else end - max(map(len, met))], True
+    text = ""
+    for number, token in enumerate(tokens, 1):
+        for character in token:
+            text += character
+            met = [stop for stop in stops if text.endswith(stop)]
+            if met and number >= min_tokens:
+                return text if include else text[: -max(map(len, met))], True
     return text, False
 
 
-def test_stops_do_not_depend_on_where_tokens_begin_and_hold_back_no_more_than_needed() -> None:
-    source = random.Random(6)
-    for _ in range(2000):
-        text = "".join(source.choice("ab") for _ in range(source.randint(1, 14)))
-        stops = ["".join(source.choice("ab") for _ in range(source.randint(2, 5))) for _ in range(2)]
-        include = source.random() < 0.5
-        matcher = StopMatcher(stops, include)
-        shown, stopped, place = "", False, 0
-        while place < len(text) and not stopped:
-            size = source.randint(1, 4)
-            piece, place = text[place : place + size], place + size
-            more, stopped = matcher.push(piece)
-            shown += more
-            if not stopped:
-                held = text[:place].removeprefix(shown)
-                beginnings = [s[:n] for s in stops for n in range(1, len(s))]
-                needed = max((len(b) for b in beginnings if text[:place].endswith(b)), default=0)
-                assert len(held) == needed
-        if not stopped:
-            shown += matcher.flush()
-        assert (shown, stopped) == naive(text, stops, include)
+@settings(max_examples=1000, deadline=None)
+@given(
+    tokens=st.lists(st.text("ab", max_size=4), min_size=1, max_size=8),
+    stops=st.lists(st.text("ab", min_size=1, max_size=5), min_size=1, max_size=3),
+    include=st.booleans(),
+    min_tokens=st.integers(0, 8),
+)
+def test_stops_do_not_depend_on_where_tokens_begin_and_no_more_is_held_than_needed(
+    tokens: list[str], stops: list[str], include: bool, min_tokens: int
+) -> None:
+    matcher = StopMatcher(stops, include)
+    beginnings = [stop[:n] for stop in stops for n in range(1, len(stop))]
+    shown, stopped, read = "", False, ""
+    for number, token in enumerate(tokens, 1):
+        text, stopped = matcher.push(token, may_stop=number >= min_tokens)
+        read += token
+        shown += text
+        if stopped:
+            break
+        needed = max((len(b) for b in beginnings if read.endswith(b)), default=0)
+        assert (shown, len(read) - len(shown)) == (read[: len(shown)], needed)
+    if not stopped:
+        shown += matcher.flush()
+    assert (shown, stopped) == naive(tokens, stops, include, min_tokens)
 
 
-def test_a_real_tokenizer_and_a_stop_over_its_tokens(llama: LoadedModel) -> None:
-    ids = llama.tokenizer.encode("def decode(self, s): return value")
-    detokenizer = Detokenizer(llama.tokenizer.decode, stops=["f, s)"])
-    shown, stopped = stream(ids, detokenizer)
+@pytest.mark.parametrize(
+    ("tokens", "stops", "min_tokens", "shown", "stopped"),
+    [
+        # Complete with the second token: too early for a least of three, in time for one of two.
+        (["a", "END", "b"], ["END"], 3, ["a", "END", "b"], False),
+        (["a", "END", "b"], ["END"], 2, ["a", ""], True),
+        # Begun before the least, complete after it.
+        (["aE", "ND", "b"], ["END"], 2, ["a", ""], True),
+        # The early one is text, the later one ends it.
+        (["x,", "y", ",z"], [","], 3, ["x,", "y", ""], True),
+        # An early end within a longer beginning does not count once the longer one has come to nothing.
+        (["abc", "x", "d"], ["b", "abcd"], 2, ["", "abcx", "d"], False),
+        # The end of an early one may begin another.
+        (["aa", "a", "c"], ["aa"], 2, ["a", ""], True),
+    ],
+)
+def test_a_stop_that_is_complete_before_the_least_number_of_tokens_is_text(
+    tokens: list[str], stops: list[str], min_tokens: int, shown: list[str], stopped: bool
+) -> None:
+    detokenizer = scripted(tokens, stops=stops, min_tokens=min_tokens)
+    assert stream(range(len(tokens)), detokenizer) == (shown, stopped)
+
+
+def test_a_stop_over_the_tokens_of_a_real_tokenizer() -> None:
+    tokenizer = Tokenizer(build_tokenizer())
+    ids = tokenizer.encode("def decode(self, s): return value")
+    shown, stopped = stream(ids, Detokenizer.of(tokenizer, prepared(stop=("f, s)",))))
     assert ("".join(shown), stopped) == ("def decode(sel", True)
+
+
+def test_many_stops_that_repeat_themselves_are_found_where_a_search_finds_them() -> None:
+    source = random.Random(4)
+    stops = [("a" * n) + "b" for n in (8, 16, 32, 63)]
+    text = "".join("a" * source.randrange(60) + source.choice("bc") for _ in range(40)).replace(
+        "a" * 8 + "b", "c"
+    )
+    text += "a" * 40 + "b"
+    shown, stopped = stream(range(len(text)), scripted(text, stops=stops))
+    assert ("".join(shown), stopped) == (text[:-33], True)
+
+
+# --- ends
+
+
+def test_an_end_from_outside_gives_what_was_held_back() -> None:
+    detokenizer = scripted(["so EN"], stops=["END"])
+    assert detokenizer.push(0) == ("so ", False)
+    assert detokenizer.end() == "EN"
+    assert detokenizer.end() == ""
+
+
+def test_an_unfinished_character_becomes_one_mark_at_every_end() -> None:
+    tokenizer = Tokenizer(sentencepiece_like())
+    emoji = [FIRST_BYTE + byte for byte in "😀".encode()]
+    ends: list[Callable[[Detokenizer], str]] = [
+        lambda d: d.flush()[0],
+        lambda d: d.flush(EOS)[0],
+        lambda d: d.end(),
+    ]
+    for finish in ends:
+        for count in (1, 2, 3):
+            detokenizer = Detokenizer.of(tokenizer, prepared())
+            assert [detokenizer.push(token_id)[0] for token_id in emoji[:count]] == [""] * count
+            assert finish(detokenizer) == "\ufffd"
+
+
+def test_nothing_is_shown_after_the_end() -> None:
+    stopped = scripted(["a", "b"], stops=["b"])
+    assert [stopped.push(0), stopped.push(1)] == [("a", False), ("", True)]
+    assert stopped.end() == ""
+    flushed = scripted(["a"])
+    assert flushed.push(0) == ("a", False)
+    assert flushed.flush() == ("", False)
+    assert flushed.end() == ""
+
+
+def test_a_held_text_that_a_broken_character_completes_to_a_stop_is_one() -> None:
+    tokenizer = Tokenizer(byte_level_of(["a", b"\xf0"]))
+    for include, text in ((False, ""), (True, "a\ufffd")):
+        detokenizer = Detokenizer.of(tokenizer, prepared(stop=("a\ufffd",), include_stop=include))
+        assert [detokenizer.push(2), detokenizer.push(3)] == [("", False), ("", False)]
+        assert detokenizer.flush() == (text, True)
+
+
+@pytest.mark.parametrize(
+    ("skip", "include", "end_of_text", "newline"),
+    # What the last token adds: "</s>", a control token, or "\n", an ordinary token given as an end.
+    [(True, False, "", ""), (True, True, "", "\n"), (False, False, "</s>", ""), (False, True, "</s>", "\n")],
+)
+def test_the_token_that_ends_a_text_is_shown_if_control_tokens_or_stops_are(
+    skip: bool, include: bool, end_of_text: str, newline: str
+) -> None:
+    tokenizer = Tokenizer(byte_level_of(["Hi", "\n"]))
+    for token_id, text in ((EOS, end_of_text), (3, newline)):
+        wish = prepared(skip_special_tokens=skip, include_stop=include)
+        detokenizer = Detokenizer.of(tokenizer, wish)
+        assert detokenizer.push(2) == ("Hi", False)
+        assert detokenizer.flush(token_id) == (text, False)
+
+
+def test_a_stop_string_may_spell_a_control_token_that_is_shown() -> None:
+    tokenizer = Tokenizer(byte_level_of(["Hi"]))
+    detokenizer = Detokenizer.of(tokenizer, prepared(skip_special_tokens=False, stop=("</s>",)))
+    assert detokenizer.push(2) == ("Hi", False)
+    assert detokenizer.flush(EOS) == ("", True)
+
+
+# --- the prompt before it
+
+
+def test_a_prompt_comes_before_the_first_token_and_no_stop_is_found_in_it() -> None:
+    options = {"prefix": "stop here: ", "stops": ["stop", ": a"]}
+    assert stream([0, 1], scripted(["a", "b"], **options)) == (["stop here: a", "b"], False)
+    assert stream([0, 1], scripted(["a s", "top"], **options)) == (["stop here: a ", ""], True)
+    assert stream([0], scripted(["stop"], **options)) == (["stop here: "], True)
+
+
+def test_a_prompt_comes_before_an_answer_of_no_tokens_but_the_ending_one() -> None:
+    assert scripted([], prefix="so").flush() == ("so", False)
+    nothing_came = scripted(["a"], prefix="so")
+    assert nothing_came.end() == ""
+    held = scripted(["a"], prefix="so", stops=["ab"])
+    assert held.push(0) == ("so", False)
+    assert held.end() == "a"
+
+
+def test_the_answer_to_a_prompt_that_is_shown_goes_on_with_its_spaces() -> None:
+    tokenizer = Tokenizer(sentencepiece_like())
+    hello, there, world = FIRST_WORD + 1, FIRST_WORD + 2, FIRST_WORD + 3
+    wish = prepared([BOS, hello, there], prefix="Hello there")
+    assert stream([world], Detokenizer.of(tokenizer, wish)) == (["Hello there world"], False)

@@ -32,5 +32,6 @@ class Prepared:
     logprobs: bool = False
     top_logprobs: int = 0
     prompt_logprobs: bool = False
-    echo: bool = False
+    prefix: str = ""
+    """What the answer's text begins with: the prompt's, if `echo` asks for it."""
     skip_special_tokens: bool = True

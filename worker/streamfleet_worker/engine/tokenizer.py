@@ -5,12 +5,16 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Sequence
+from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import jinja2
 import tokenizers
 
 from streamfleet_common.errors import InvalidRequest, TokenizerFailed, Unsupported
+from streamfleet_worker.engine.incremental_decoder import IncrementalDecoder, PieceDecoder, WindowDecoder
+from streamfleet_worker.engine.pieces import Pieces
 
 if TYPE_CHECKING:
     from streamfleet_common.schemas import ChatMessage
@@ -51,6 +55,14 @@ class Tokenizer:
             for token_id, token in backend.get_added_tokens_decoder().items()
             if token.special
         }
+        self._special_ids = frozenset(self._special.values())
+        try:
+            self._pieces: Pieces | None = Pieces(self._control)
+        except ValueError:
+            self._pieces = None
+        self._opening = self._find_opening()
+        self._bos: int | None = source.bos_token_id
+        self._unknown: int | None = source.unk_token_id
         spellings = sorted(self._special, key=len, reverse=True)
         self._spelling = re.compile("|".join(map(re.escape, spellings))) if spellings else None
 
@@ -61,22 +73,76 @@ class Tokenizer:
 
     @property
     def special_token_ids(self) -> frozenset[int]:
-        """Control tokens: they have an effect, but no text."""
-        return frozenset(self._special.values())
+        """Control tokens: they have an effect, and a text only where it is asked for."""
+        return self._special_ids
 
     def encode(self, text: str) -> list[int]:
         """Ids of user text, with the begin-of-text token if the model wants one."""
         ids: list[int] = self._plain.encode(text).ids
         return ids
 
+    def encode_piece(self, text: str) -> list[int]:
+        """Ids of text that stands somewhere within a prompt; no token is added."""
+        ids: list[int] = self._plain.encode(text, add_special_tokens=False).ids if text else []
+        return ids
+
     def decode(self, token_ids: Sequence[int], *, skip_special: bool = True) -> str:
         """Text of token ids; ids that are no token have none."""
         return str(self._control.decode(list(token_ids), skip_special_tokens=skip_special))
 
-    def context(self, token_ids: Sequence[int], size: int = 6) -> list[int]:
-        """The last `size` tokens that have text: what the text of the next token depends on."""
-        tail = [i for i in token_ids[-64:] if i not in self.special_token_ids]
-        return tail[-size:]
+    def decoder(self, context: Sequence[int] = (), *, skip_special: bool = True) -> IncrementalDecoder:
+        """A decoder of the tokens that come after these."""
+        hidden = self._special_ids if skip_special else frozenset()
+
+        def is_shown(token_id: int) -> bool:
+            return token_id not in hidden and self._control.id_to_token(token_id) is not None
+
+        # A few tokens tell whether there is text, and how it ends.
+        tail = list(islice(filter(is_shown, reversed(context)), 6))[::-1]
+        if self._pieces is not None:
+            return PieceDecoder(self._pieces, hidden, tail)
+        return WindowDecoder(partial(self.decode, skip_special=skip_special), is_shown, tail)
+
+    def texts(self, token_ids: Sequence[int]) -> list[str]:
+        """The text of a prompt by token, control tokens included.
+
+        A character that is spread over several tokens stands at the last of them.
+        """
+        decoder = self.decoder(skip_special=False)
+        texts = [decoder.push(token_id) for token_id in token_ids]
+        if texts:
+            texts[-1] += decoder.flush()
+        return texts
+
+    def opening(self, token_ids: Sequence[int]) -> int:
+        """How many tokens at the start of a prompt only say that a text begins.
+
+        They are those that `encode` puts before every text; else the begin-of-text token, unless it comes
+        again further on: then it opens turns, not the text.
+        """
+        begun = len(self._opening)
+        if begun and tuple(token_ids[:begun]) == self._opening:
+            return begun
+        return int(bool(token_ids) and token_ids[0] == self._bos and self._bos not in token_ids[1:])
+
+    def spellings(self, word: str) -> set[tuple[int, ...]]:
+        """The runs of tokens that spell a word behind other text: as it stands, and behind a space.
+
+        Empty for what the vocabulary cannot spell.
+        """
+        before = self.encode_piece("\n")
+        runs = set()
+        for spelling in (word, f" {word.lstrip()}"):
+            # The first space of a text is special to many tokenizers, so the word may not come first.
+            ids = self.encode_piece(f"\n{spelling}")
+            is_apart = ids[: len(before)] == before
+            runs.add(tuple(ids[len(before) :] if is_apart else self.encode_piece(spelling)))
+        return {run for run in runs if run and self._unknown not in run}
+
+    def _find_opening(self) -> tuple[int, ...]:
+        piece, ids = self.encode_piece("a"), self.encode("a")
+        place = next((i for i in range(len(ids)) if ids[i : i + len(piece)] == piece), 0)
+        return tuple(ids[:place])
 
     def render(self, messages: Sequence[ChatMessage]) -> list[int]:
         """Ids of a chat in the model's own template, up to where the assistant's turn begins.
@@ -139,8 +205,3 @@ class Tokenizer:
                 pending, start = "", match.end()
             pending += part[start:]
         return ids + self.encode_piece(pending)
-
-    def encode_piece(self, text: str) -> list[int]:
-        """Ids of text that stands somewhere within a prompt; no token is added."""
-        ids: list[int] = self._plain.encode(text, add_special_tokens=False).ids if text else []
-        return ids

@@ -11,7 +11,7 @@ prompt was cut into chunks nor on what the prefix cache held of it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.nn import functional
@@ -43,13 +43,29 @@ def attend(
     key: torch.Tensor,
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
+    *,
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
     batch: Batch | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    """`query` `[1, heads, tokens, head_dim]`, the others with `kv_heads`; gives `[1, tokens, heads, value_dim]`.
+    """Attention of one layer.
+
+    Args:
+        module: the layer; it has a `layer_idx`.
+        query: `[1, heads, tokens, head_dim]`.
+        key: `[1, kv_heads, tokens, head_dim]`, of the new tokens.
+        value: the same with the values' size.
+        attention_mask: unused with a `batch`, which tells all.
+        scaling: of the scores; the inverse root of `head_dim` if None.
+        sliding_window: so many tokens, the last ones, are looked at; all if None.
+        softcap: the limit that scores tend to; none if None.
+        batch: what the pass computes; None gives the library's own attention.
+        others: what else models pass on.
+
+    Returns:
+        `[1, tokens, heads, value_dim]`, and no weights.
 
     Raises:
         NotImplementedError: the model's attention has a part that is not known here.
@@ -62,122 +78,107 @@ def attend(
     for name in UNKNOWN:
         if others.get(name) is not None:
             raise NotImplementedError(f"its attention has {name}")
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     q, k, v = query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1)
     output = q.new_zeros(q.shape[0], q.shape[1], v.shape[2])
+    scale = q.shape[2] ** -0.5 if scaling is None else scaling
+    call = _Call(batch, module.layer_idx, q, k, v, output, scale, sliding_window, softcap)
     for group in batch.groups:
-        _decode(group, module.layer_idx, q, k, v, output, scale, sliding_window, softcap)
+        _decode(call, group)
     for segment in batch.segments:
-        _prefill(batch, segment, module.layer_idx, q, k, v, output, scale, sliding_window, softcap)
+        _prefill(call, segment)
     return output[None], None
 
 
-def _decode(
-    group: Group,
-    index: int,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    output: torch.Tensor,
-    scale: float,
-    window: int | None,
-    softcap: float | None,
-) -> None:
+class _Call(NamedTuple):
+    """One layer's attention; the tensors are `[tokens, heads, dim]`."""
+
+    batch: Batch
+    layer: int
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    output: torch.Tensor
+    scale: float
+    window: int | None
+    softcap: float | None
+
+
+def _decode(call: _Call, group: Group) -> None:
     arena, first, end = group.arena, group.first, group.first + group.count
-    heads, dim = arena.shape.heads, q.shape[2]
-    if group.rows is None:
-        layer = arena.layers(group.count)[index]
-        keys, values = layer.keys, layer.values
-    else:
-        layer = arena.layers(len(arena.slots))[index]
-    layer.key_places.index_copy_(0, group.places, k[first:end].reshape(-1, k.shape[2]))
-    layer.value_places.index_copy_(0, group.places, v[first:end].reshape(-1, v.shape[2]))
+    layer = arena.layers(group.count if group.rows is None else len(arena.slots))[call.layer]
+    k, v = call.k[first:end], call.v[first:end]
+    layer.key_places.index_copy_(0, group.places, k.reshape(-1, k.shape[2]))
+    layer.value_places.index_copy_(0, group.places, v.reshape(-1, v.shape[2]))
+    keys, values = layer.keys, layer.values
     if group.rows is not None:
-        keys = arena.keys[index][group.rows].flatten(0, 1).transpose(1, 2)
-        values = arena.values[index][group.rows].flatten(0, 1)
-    shared = q.shape[1] // heads
-    queries = q[first:end].reshape(group.count * heads, shared, dim)
-    weights = _weights(queries, keys, group.mask(window, shared), scale, softcap)
-    result = output[first:end].view(group.count * heads, shared, -1)
-    torch.bmm(weights, values, out=result)
+        keys = arena.keys[call.layer][group.rows].flatten(0, 1).transpose(1, 2)
+        values = arena.values[call.layer][group.rows].flatten(0, 1)
+    pairs = group.count * arena.shape.heads
+    queries = call.q[first:end].reshape(pairs, -1, call.q.shape[2])
+    weights = _weights(call, queries, keys, group.mask(call.window, queries.shape[1]))
+    torch.bmm(weights, values, out=call.output[first:end].view(pairs, queries.shape[1], -1))
 
 
-def _prefill(
-    batch: Batch,
-    segment: Segment,
-    index: int,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    output: torch.Tensor,
-    scale: float,
-    window: int | None,
-    softcap: float | None,
-) -> None:
-    first, start, end = segment.first, segment.start, segment.end
+def _prefill(call: _Call, segment: Segment) -> None:
+    start, end = segment.start, segment.end
+    mine = slice(segment.first, segment.first + end - start)
     arena, row = segment.slot.arena, segment.slot.row
-    keys, values = arena.keys[index, row], arena.values[index, row]
-    keys[:, start:end] = k[first : first + end - start].transpose(0, 1)
-    values[:, start:end] = v[first : first + end - start].transpose(0, 1)
-    queries = q[first : first + end - start]
-    result = output[first : first + end - start]
-    if q.device.type != "cpu" and softcap is None:
-        _prefill_fused(batch, segment, queries, keys, values, result, scale, window)
+    keys, values = arena.keys[call.layer, row], arena.values[call.layer, row]
+    keys[:, start:end] = call.k[mine].transpose(0, 1)
+    values[:, start:end] = call.v[mine].transpose(0, 1)
+    queries, output = call.q[mine], call.output[mine]
+    if queries.device.type != "cpu" and call.softcap is None:
+        output.copy_(_fused(call, segment, queries, keys[:, :end], values[:, :end]))
         return
-    heads, shared, dim = arena.shape.heads, q.shape[1] // arena.shape.heads, q.shape[2]
+    heads = arena.shape.heads
+    shared, dim = queries.shape[1] // heads, queries.shape[2]
     place = start
     while place < end:
         tile = place - place % TILE
         stop = min(tile + TILE, end)
-        count = stop - place
-        # [kv_heads, shared x TILE, dim]: always a whole tile, of which some may be void, so that the shape of
-        # the products depends on the place in the prompt alone.
-        some = q.new_zeros(heads, shared, TILE, dim)
+        # Always a whole tile, of which some may be void, so that the shape of the products depends on the
+        # place in the prompt alone.
+        some = queries.new_zeros(heads, shared, TILE, dim)
         some[:, :, place - tile : stop - tile] = (
-            queries[place - start : stop - start].view(count, heads, shared, dim).permute(1, 2, 0, 3)
+            queries[place - start : stop - start].view(-1, heads, shared, dim).permute(1, 2, 0, 3)
         )
-        mask = _tile_mask(batch, tile, window, shared, q)
-        weights = _weights(
-            some.view(heads, shared * TILE, dim), keys[:, : tile + TILE].transpose(1, 2), mask, scale, softcap
-        )
-        found = torch.bmm(weights, values[:, : tile + TILE]).view(heads * shared, TILE, -1)
-        result[place - start : stop - start] = found[:, place - tile : stop - tile].transpose(0, 1)
+        seen = tile + TILE
+        mask = _tile_mask(call, tile, shared)
+        weights = _weights(call, some.view(heads, -1, dim), keys[:, :seen].transpose(1, 2), mask)
+        found = torch.bmm(weights, values[:, :seen]).view(heads * shared, TILE, -1)
+        output[place - start : stop - start] = found[:, place - tile : stop - tile].transpose(0, 1)
         place = stop
 
 
-def _prefill_fused(
-    batch: Batch,
-    segment: Segment,
-    queries: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    result: torch.Tensor,
-    scale: float,
-    window: int | None,
-) -> None:
+def _fused(
+    call: _Call, segment: Segment, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
+) -> torch.Tensor:
+    """A GPU's own kernel over a whole chunk; `[tokens, heads, dim]`."""
     start, end = segment.start, segment.end
     mask = None
-    if start or window is not None:
-        mask = batch.masks.get((start, end, 0, window))
+    if start or call.window is not None:
+        mask = call.batch.masks.get((start, end, 0, call.window))
         if mask is None:
-            mask = batch.masks[start, end, 0, window] = _mask(start, end, end, window, queries)
+            mask = call.batch.masks[start, end, 0, call.window] = _mask(start, end, end, call.window, queries)
     found = functional.scaled_dot_product_attention(
         queries.transpose(0, 1)[None],
-        keys[None, :, :end],
-        values[None, :, :end],
+        keys[None],
+        values[None],
         attn_mask=mask,
         is_causal=mask is None,
-        scale=scale,
+        scale=call.scale,
         enable_gqa=True,
     )
-    result.copy_(found[0].transpose(0, 1))
+    return found[0].transpose(0, 1)
 
 
-def _tile_mask(batch: Batch, tile: int, window: int | None, shared: int, like: torch.Tensor) -> torch.Tensor:
-    found = batch.masks.get((tile, tile + TILE, shared, window))
+def _tile_mask(call: _Call, tile: int, shared: int) -> torch.Tensor:
+    """`[shared x TILE, tile + TILE]`."""
+    key = (tile, tile + TILE, shared, call.window)
+    found = call.batch.masks.get(key)
     if found is None:
-        mask = _mask(tile, tile + TILE, tile + TILE, window, like)
-        found = batch.masks[tile, tile + TILE, shared, window] = mask.repeat(shared, 1)
+        mask = _mask(tile, tile + TILE, tile + TILE, call.window, call.q)
+        found = call.batch.masks[key] = mask.repeat(shared, 1)
     return found
 
 
@@ -191,12 +192,12 @@ def _mask(start: int, end: int, seen: int, window: int | None, like: torch.Tenso
     return torch.zeros(hidden.shape, dtype=like.dtype, device=like.device).masked_fill_(hidden, float("-inf"))
 
 
-def _weights(
-    queries: torch.Tensor, keys: torch.Tensor, mask: torch.Tensor, scale: float, softcap: float | None
-) -> torch.Tensor:
-    """Softmax of the scores, `[batch, queries, width]`, of `[batch, queries, dim]` and `[batch, dim, width]`."""
-    if softcap is None:
-        scores = torch.baddbmm(mask, queries, keys, alpha=scale)
+def _weights(call: _Call, queries: torch.Tensor, keys: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Softmax of `[pairs, queries, dim]` times `[pairs, dim, width]`: `[pairs, queries, width]`."""
+    if call.softcap is None:
+        scores = torch.baddbmm(mask, queries, keys, alpha=call.scale)
     else:
-        scores = torch.bmm(queries, keys).mul_(scale / softcap).tanh_().mul_(softcap).add_(mask)
+        scores = (
+            torch.bmm(queries, keys).mul_(call.scale / call.softcap).tanh_().mul_(call.softcap).add_(mask)
+        )
     return torch.softmax(scores, dim=-1)

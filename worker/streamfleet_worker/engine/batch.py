@@ -36,7 +36,7 @@ class Group:
         self._masks: dict[tuple[int | None, int], torch.Tensor] = {}
 
     def mask(self, window: int | None, queries: int) -> torch.Tensor:
-        """Additive, `[count x kv_heads, queries, width]`: a row sees its tokens, the last `window` of them."""
+        """Additive, `[count x kv_heads, queries, width]`: a row sees its tokens, the last `window` ones."""
         found = self._masks.get((window, queries))
         if found is None:
             heads, width = self.arena.shape.heads, self.arena.width

@@ -277,7 +277,7 @@ class GenerationEngine:
             except Exception as own:
                 raise GenerationFailed(
                     f"the model fails on any input ({own}): the worker must start anew", retryable=True
-                ) from error
+                ) from own
             return
         log.warning("a pass of %d sequences failed, halving it: %s", len(decodes) + len(chunks), error)
         if decodes and chunks:

@@ -1,8 +1,8 @@
 """The keys and values of everything that runs.
 
-They lie in arenas, one for each width: `[layers, rows, kv_heads, width, head_dim]`. A sequence owns one row of
-the narrowest arena that holds it, and moves on to a wider one as it grows. So the rows that decode together
-are one contiguous block of memory, which the matrix kernels of a CPU read several times faster than a slice
+They lie in arenas, one for each width: `[layers, rows, kv_heads, width, head_dim]`. A sequence owns one row
+of the narrowest arena that holds it, and moves on to a wider one as it grows. So the rows that decode
+together are one contiguous block of memory, which the matrix kernels of a CPU read several times faster than a slice
 of a wider one; and a short sequence never pays for a long neighbour.
 
 In an arena the rows that decode come first, without holes. A row joins at the end; when one leaves, at most
@@ -41,7 +41,7 @@ class CacheShape:
 
 
 def widths(max_len: int) -> tuple[int, ...]:
-    """Widths of arenas up to one that holds `max_len` tokens: 64, 128, 192, 256, then two to each doubling."""
+    """Widths of arenas, up to one for `max_len` tokens: 64, 128, 192, 256, then two to each doubling."""
     limit = -(-max_len // GRANULE) * GRANULE
     found = [64, 128, 192]
     while found[-1] < limit:
@@ -274,7 +274,7 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
     pages = mmap.mmap(-1, math.prod(shape) * dtype.itemsize, flags=flags)
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        # Huge pages span several rows: the first batch would touch them all.
+        # A pass reads all of it: the fewer pages, the better.
         with contextlib.suppress(OSError):  # a kernel without them
             pages.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(pages, dtype=dtype).view(shape)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import resource
 import sys
@@ -17,8 +18,8 @@ from streamfleet_common.errors import ModelLoadFailed
 log = logging.getLogger(__name__)
 
 CACHE_SHARE: Mapping[str, float] = MappingProxyType({"cpu": 0.5, "cuda": 0.85, "mps": 0.4})
-"""Of the memory that is free once the model is loaded: what the cache may take. A CPU's memory belongs to other
-programs too; on a GPU the rest is for what a pass computes."""
+"""Of the memory that is free once the model is loaded: what the cache may take. A CPU's memory belongs to
+other programs too; on a GPU the rest is for what a pass computes."""
 
 ROW_WASTE = 1.5
 """A row may be so many times as wide as its sequence will ever be long."""
@@ -56,16 +57,12 @@ def free_bytes(device: torch.device, root: Path = Path("/")) -> int | None:
         free, _ = torch.cuda.mem_get_info(device)
         return int(free)
     found = []
-    try:
+    with contextlib.suppress(OSError, ValueError):
         lines = (root / "proc/meminfo").read_text().splitlines()
         found += [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
-    except (OSError, ValueError):
-        pass
     group = root / "sys/fs/cgroup"
-    try:
+    with contextlib.suppress(OSError, ValueError):  # there is no such group, or it has no limit ("max")
         found.append(int((group / "memory.max").read_text()) - int((group / "memory.current").read_text()))
-    except (OSError, ValueError):  # no such group, or no limit ("max")
-        pass
     return max(0, min(found)) if found else None
 
 
@@ -95,8 +92,8 @@ def cache_tokens(
     tokens = int(budget / (token_bytes * ROW_WASTE)) // 64 * 64
     if tokens < LEAST_TOKENS:
         raise ModelLoadFailed(
-            f"there is no memory for the cache: {budget >> 20} MiB hold {tokens} tokens of {token_bytes} bytes. "
-            "Free some, choose a smaller model or precision, or set STREAMFLEET_CACHE_MIB"
+            f"there is no memory for the cache: {budget >> 20} MiB hold {tokens} tokens of {token_bytes} "
+            "bytes. Free some, choose a smaller model or precision, or set STREAMFLEET_CACHE_MIB"
         )
     if tokens < max_len:
         log.warning(

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from transformers.modeling_outputs import BaseModelOutputWithPast, ModelOutput
+from transformers.modeling_outputs import BaseModelOutputWithPast
+from transformers.utils.generic import ModelOutput
 
 from streamfleet_common.errors import ModelLoadFailed
 from streamfleet_worker.engine import attention
@@ -41,8 +42,8 @@ class ModelRunner:
         self._model.set_attn_implementation(attention.NAME)
         self._body: Any = self._model.base_model
         self._given = _Given()
-        # The model, with a body that gives what it is told: what its `forward` does with hidden states is more
-        # than the output layer in some models.
+        # The model, with a body that gives what it is told: in some models `forward` does more with hidden
+        # states than to apply the output layer.
         self._head = copy.copy(self._model)
         self._head._modules = {**self._model._modules, self._model.base_model_prefix: self._given}  # noqa: SLF001
         self._device = loaded.device
@@ -152,7 +153,7 @@ class ModelRunner:
     def probe(self) -> None:
         """Run one token through the model, away from the cache; raises whatever it raises."""
         ids = torch.zeros(1, 1, dtype=torch.long, device=self._device)
-        self._model(input_ids=ids, use_cache=False)
+        self._model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False)
 
     def _tensor(self, values: list[int]) -> torch.Tensor:
         if self._device.type != "cuda":

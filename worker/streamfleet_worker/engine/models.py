@@ -252,7 +252,8 @@ def _inspect(reference: str, model: Any, device: torch.device) -> CacheShape:
         )
     cache = DynamicCache(config=model.config)
     with torch.inference_mode():
-        model(input_ids=torch.zeros(1, 1, dtype=torch.long, device=device), cache=cache)
+        ids = torch.zeros(1, 1, dtype=torch.long, device=device)
+        model(input_ids=ids, attention_mask=torch.ones_like(ids), cache=cache)
     layers: list[Any] = list(cache.layers)
     odd = {type(layer).__name__ for layer in layers} - {
         DynamicLayer.__name__,

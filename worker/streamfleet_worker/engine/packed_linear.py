@@ -53,11 +53,14 @@ class Shared:
     """One product for several layers that read the same input, as queries, keys and values do."""
 
     def __init__(self, linears: Sequence[nn.Linear]) -> None:
-        biases = [linear.bias for linear in linears]
+        biases: list[torch.Tensor | None] = [linear.bias for linear in linears]
         whole = nn.Linear(linears[0].in_features, sum(linear.out_features for linear in linears), bias=False)
-        whole.weight = nn.Parameter(torch.cat([linear.weight for linear in linears]), requires_grad=False)
-        if biases[0] is not None:
-            whole.bias = nn.Parameter(torch.cat(biases), requires_grad=False)
+        whole.weight = nn.Parameter(
+            torch.cat([linear.weight.detach() for linear in linears]), requires_grad=False
+        )
+        present = [bias for bias in biases if bias is not None]
+        if present:
+            whole.bias = nn.Parameter(torch.cat(present), requires_grad=False)
         self.linear = PackedLinear(whole)
         self._sizes = [linear.out_features for linear in linears]
         self._input: torch.Tensor | None = None

@@ -2,8 +2,8 @@
 
 They lie in arenas, one for each width: `[layers, rows, kv_heads, width, head_dim]`. A sequence owns one row
 of the narrowest arena that holds it, and moves on to a wider one as it grows. So the rows that decode
-together are one contiguous block of memory, which the matrix kernels of a CPU read several times faster than a slice
-of a wider one; and a short sequence never pays for a long neighbour.
+together are one contiguous block of memory, which the matrix kernels of a CPU read several times faster than
+a slice of a wider one; and a short sequence never pays for a long neighbour.
 
 In an arena the rows that decode come first, without holes. A row joins at the end; when one leaves, at most
 two rows move, into the holes that are left.

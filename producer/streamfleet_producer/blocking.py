@@ -28,8 +28,9 @@ from streamfleet_common.schemas import Delta, End, GenerateRequest, State
 from streamfleet_common.settings import Durability
 from streamfleet_producer import client as asynchronous
 from streamfleet_producer import token_stream
-from streamfleet_producer.event_reader import MAX_BYTES, MAX_FRAMES, StreamEvent
+from streamfleet_producer.event_reader import MAX_BYTES, MAX_FRAMES
 from streamfleet_producer.ticket import Options, Status, Ticket
+from streamfleet_producer.transcript import StreamEvent
 
 _T = TypeVar("_T")
 

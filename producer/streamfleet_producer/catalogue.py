@@ -49,10 +49,10 @@ class _Offer:
 
     def refusal(self, request: GenerateRequest) -> InvalidRequest | None:
         ids = request.prompt_token_ids or ()
-        named = {
+        named: dict[str, Sequence[int]] = {
             "prompt_token_ids": ids,
             "stop_token_ids": request.stop_token_ids,
-            "sampling.logit_bias": [token for token, _ in request.sampling.logit_bias],
+            "sampling.logit_bias": list(dict(request.sampling.logit_bias)),
         }
         if self.vocab_size and max(max(some, default=0) for some in named.values()) >= self.vocab_size:
             return self._bad_ids(named)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
+from collections.abc import Sequence
 from typing import Literal
 
 from streamfleet_common.errors import (
@@ -16,18 +17,17 @@ from streamfleet_common.errors import (
     Undecodable,
 )
 from streamfleet_common.frames import Frame
-from streamfleet_common.schemas import Delta, End, Prefill, Restart, Start
+from streamfleet_common.schemas import End, Restart
 from streamfleet_common.submissions import Submitted
 from streamfleet_producer.answer import end_of, too_late, vanished
 from streamfleet_producer.link import Link, closed
+from streamfleet_producer.shown import Shown
 from streamfleet_producer.ticket import failure_of
-from streamfleet_producer.transcript import Tokens, Transcript
+from streamfleet_producer.transcript import StreamEvent, Transcript
 
 MAX_FRAMES = 1024
 MAX_BYTES = 4 * 1024 * 1024
 """What is kept for a slow reader. Beyond it the frames are dropped and read from the log when he comes."""
-
-StreamEvent = Start | Prefill | Delta | Restart
 
 
 class EventReader:
@@ -51,7 +51,7 @@ class EventReader:
         self.end: End | None = None
         self.error: StreamfleetError | None = None
         """What stands in place of any further event, once those in `_ready` are read."""
-        self.voids: deque[Tokens] = deque()
+        self.voids: deque[Shown] = deque()
         """What each restart that is still to be read takes back."""
         self._link = link
         self._on_restart = on_restart
@@ -190,23 +190,22 @@ class EventReader:
             self._doubt = True  # noise on the channel; should the log say the same, it is raised there
 
     def _apply(self, frame: Frame) -> None:
-        event = frame.event()
-        restart = self._transcript.apply(frame, event)
-        if restart is not None:
-            self._restart(restart)
-        if not isinstance(event, Restart | End) and self.error is None:
-            self._ready.append(event)
+        self._show(self._transcript.apply(frame, frame.event()))
 
-    def _restart(self, restart: Restart) -> None:
-        if self._on_restart == "fail":
-            self.error = GenerationFailed(
-                f"{restart.reason}, and the request asked to fail rather than begin its text again: "
-                "send it again",
-                retryable=True,
-            )
-            return
-        self._ready.append(restart)
-        self.voids.append(self._transcript.void)
+    def _show(self, events: Sequence[StreamEvent]) -> None:
+        for event in events:
+            if self.error is not None:
+                return
+            if isinstance(event, Restart):
+                if self._on_restart == "fail":
+                    self.error = GenerationFailed(
+                        f"{event.reason}, and the request asked to fail rather than begin its text again: "
+                        "send it again",
+                        retryable=True,
+                    )
+                    return
+                self.voids.append(self._transcript.void)
+            self._ready.append(event)
 
     def _take_end(self, frame: Frame, *, last_word: bool) -> None:
         if frame.epoch < self._transcript.epoch and not last_word:
@@ -215,23 +214,20 @@ class EventReader:
             return
         end = end_of(frame)
         failure = failure_of(end)
-        if failure is None and not self._transcript.proves(end):
-            if not last_word:
-                self._doubt = True  # read the log up to its own copy of this end
-                return
+        if failure is None:
             try:
-                missing = self._transcript.complete(end)
+                if self._transcript.proves(end):
+                    self._show(self._transcript.close())
+                elif last_word:
+                    self._show(self._transcript.complete(end))
+                else:
+                    self._doubt = True  # read the log up to its own copy of this end
+                    return
             except ValueError:
                 failure = IncompleteGeneration(
                     "part of the text is lost, and what was shown is not how the answer begins: "
                     "read the whole answer from `result`, or send the request again"
                 )
-            else:
-                for event in missing:
-                    if isinstance(event, Restart):
-                        self._restart(event)
-                    elif self.error is None:
-                        self._ready.append(event)
         self.end = end
         self.error = self.error or failure
 

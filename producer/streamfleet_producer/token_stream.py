@@ -8,9 +8,10 @@ from typing import Self
 
 from streamfleet_common.errors import GenerationFailed, StreamfleetError
 from streamfleet_common.schemas import Delta, End, Restart
-from streamfleet_producer.event_reader import EventReader, StreamEvent
+from streamfleet_producer.event_reader import EventReader
+from streamfleet_producer.replay import Replay
 from streamfleet_producer.ticket import Ticket
-from streamfleet_producer.transcript import Replay
+from streamfleet_producer.transcript import StreamEvent
 
 
 class TokenStream:
@@ -93,7 +94,7 @@ class TokenStream:
                     return new
             elif isinstance(event, Restart):
                 void = self._reader.voids.popleft()
-                self._replay = Replay(void if self._replay is None else self._replay.shown.or_longer(void))
+                self._replay = Replay(void if self._replay is None else self._replay.shown)
         if self._replay is not None and not self._replay.caught_up():
             raise self._differs()
         raise StopAsyncIteration

@@ -8,8 +8,8 @@ import pytest
 
 from hand_worker import delta, done
 from streamfleet_common.frames import Frame
-from streamfleet_common.schemas import Choice, Delta, End, Event, Restart, Start
-from streamfleet_producer.transcript import Replay, Tokens, Transcript
+from streamfleet_common.schemas import Choice, Delta, End, Event, Prefill, Restart, Start
+from streamfleet_producer.transcript import DIFFERS, LOST, Transcript
 
 START = Start(worker="w", model="m")
 
@@ -58,16 +58,15 @@ def test_the_log_may_open_an_epoch_without_its_start() -> None:
 
 def test_a_new_epoch_takes_back_what_was_shown() -> None:
     transcript = at((1, 0), (1, 1))
-    restart = transcript.apply(frame(2, 0), START)
-    assert isinstance(restart, Restart)
-    assert transcript.void.texts == {0: ["a"]}
-    assert transcript.shown.texts == {}
-    assert at((1, 0)).apply(frame(2, 0), START) is None
+    assert transcript.apply(frame(2, 0), START) == [Restart(reason=LOST), START]
+    assert transcript.void.deltas() == [delta("a")]
+    assert transcript.said.deltas() == []
+    assert at((1, 0)).apply(frame(2, 0), START) == [START]
 
 
 def test_a_restart_that_the_fleet_tells_keeps_its_reason() -> None:
-    restart = at((1, 0), (1, 1)).apply(frame(2, 0), Restart(reason="drained"))
-    assert restart == Restart(reason="drained")
+    shown = at((1, 0), (1, 1)).apply(frame(2, 0), Restart(reason="drained"))
+    assert shown == [Restart(reason="drained")]
 
 
 def test_an_end_proves_that_nothing_is_missing() -> None:
@@ -100,61 +99,200 @@ def test_nothing_is_made_up_where_the_text_begins_differently(choice: Choice) ->
 
 
 def test_logprobs_are_cut_with_their_tokens() -> None:
-    choice = Choice(text="abc", token_ids=(0, 1, 2), logprobs=(-1.0, -2.0, -3.0), finish_reason="eos")
-    [rest] = at((1, 0), (1, 1)).complete(End(state="done", choices=(choice,), of=1, last_seq=3))
-    assert rest == Delta(token_ids=(1, 2), texts=("", "bc"), logprobs=(-2.0, -3.0))
-
-
-def test_a_replay_shows_only_what_is_new() -> None:
-    shown = Tokens()
-    shown.add(delta("abc"))
-    replay = Replay(shown)
-    assert replay.take(delta("a")) is None
-    assert not replay.caught_up()
-    assert replay.take(delta("bcd", 1)) == delta("d", 3)
-    assert replay.caught_up()
-    assert replay.take(delta("e", 4)) == delta("e", 4)
-
-
-def test_a_replay_stops_at_the_first_difference() -> None:
-    shown = Tokens()
-    shown.add(delta("abc"))
-    for other in (delta("abX"), delta("abc", 1)):
-        with pytest.raises(ValueError, match="differ"):
-            Replay(shown).take(other)
-
-
-def test_a_replay_made_of_the_whole_text_goes_on_where_it_stopped() -> None:
-    shown = Tokens()
-    shown.add(delta("abc"))
-    whole = Delta(token_ids=(0, 1, 2, 3, 4), texts=("", "", "", "", "abcde"), logprobs=(-1.0,) * 5)
-    replay = Replay(shown)
-    assert replay.take(whole) == Delta(token_ids=(3, 4), texts=("", "de"), logprobs=(-1.0,) * 2)
-    assert replay.caught_up()
-
-
-def test_a_replay_with_the_tokens_but_another_text_differs() -> None:
-    shown = Tokens()
-    shown.add(delta("abc"))
-    for texts in (("", "", "", "abX"), ("a", "b", "cd", "")):
-        with pytest.raises(ValueError, match="differ"):
-            Replay(shown).take(Delta(token_ids=(0, 1, 2, 3), texts=texts))
-    short = Replay(shown)
-    assert short.take(Delta(token_ids=(0, 1, 2), texts=("a", "b", ""))) is None
-    assert not short.caught_up()
-
-
-def test_choices_are_replayed_one_by_one() -> None:
-    shown = Tokens()
-    shown.add(delta("ab"))
-    shown.add(Delta(index=1, token_ids=(9,), texts=("z",)))
-    replay = Replay(shown)
-    assert replay.take(delta("ab")) is None
-    assert not replay.caught_up()
-    assert replay.take(Delta(index=1, token_ids=(9, 8), texts=("z", "y"))) == Delta(
-        index=1, token_ids=(8,), texts=("y",)
+    top = tuple(((place, -1.0),) for place in range(3))
+    choice = Choice(
+        text="abc",
+        token_ids=(0, 1, 2),
+        logprobs=(-1.0, -2.0, -3.0),
+        top_logprobs=top,
+        finish_reason="eos",
     )
-    assert replay.caught_up()
+    [rest] = at((1, 0), (1, 1)).complete(End(state="done", choices=(choice,), of=1, last_seq=3))
+    assert rest == Delta(token_ids=(1, 2), texts=("", "bc"), logprobs=(-2.0, -3.0), top_logprobs=top[1:])
+
+
+# --- attempts that are to be the same
+
+
+SAME = Start(worker="w", model="m", exact="kind")
+PREFILL = Prefill(token_ids=(1, 2), texts=("a", "b"), logprobs=(None, -0.5))
+
+
+def attempt(transcript: Transcript, epoch: int, *events: Event) -> list[Event]:
+    """Let an attempt say these from its start on; gives what is shown."""
+    shown: list[Event] = []
+    for seq, event in enumerate(events):
+        place = frame(epoch, seq)
+        assert transcript.judge(place) == "next"
+        shown += transcript.apply(place, event)
+    return shown
+
+
+def test_the_same_again_is_not_shown_again() -> None:
+    transcript = Transcript()
+    first: list[Event] = [SAME, PREFILL, delta("abc")]
+    assert attempt(transcript, 1, *first) == first
+    assert attempt(transcript, 2, SAME, PREFILL, delta("a"), delta("bcd", 1), delta("e", 4)) == [
+        delta("d", 3),
+        delta("e", 4),
+    ]
+    assert transcript.said.deltas() == [delta("abcde")]
+    assert transcript.proves(done("abcde", of=2, last_seq=4))
+    assert transcript.close() == []
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [("", ""), ("kind", ""), ("", "kind"), ("kind", "another"), ("kind", "Kind")],
+)
+def test_without_the_same_promise_it_is_a_restart(first: str, second: str) -> None:
+    transcript = Transcript()
+    attempt(transcript, 1, SAME.model_copy(update={"exact": first}), delta("abc"))
+    again = SAME.model_copy(update={"exact": second})
+    assert attempt(transcript, 2, again, delta("abcd")) == [Restart(reason=LOST), again, delta("abcd")]
+
+
+def test_an_attempt_whose_start_is_lost_has_promised_nothing() -> None:
+    transcript = Transcript()
+    attempt(transcript, 1, SAME, delta("ab"))
+    assert transcript.judge(frame(2, 1), logged=True) == "next"
+    assert transcript.apply(frame(2, 1), delta("abc")) == [Restart(reason=LOST), delta("abc")]
+
+
+def test_where_the_promise_is_broken_all_that_was_said_comes_after_a_restart() -> None:
+    transcript = Transcript()
+    attempt(transcript, 1, SAME, PREFILL, delta("abcd"))
+    again = SAME.model_copy(update={"worker": "w2"})
+    assert attempt(transcript, 3, again, PREFILL, delta("ab")) == []
+    assert transcript.apply(frame(3, 3), delta("xy", 2)) == [
+        Restart(reason=DIFFERS),
+        again,
+        PREFILL,
+        delta("abxy"),
+    ]
+    assert transcript.void.deltas() == [delta("abcd")]
+    assert transcript.apply(frame(3, 4), delta("z", 4)) == [delta("z", 4)]
+    assert transcript.void.deltas() == [delta("abcd")]
+
+
+ONE = delta("ab").model_copy(update={"logprobs": (-1.0, -2.0), "top_logprobs": (((0, -1.0),), ((1, -2.0),))})
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"token_ids": (0, 7)},
+        {"texts": ("a", "x")},
+        {"texts": ("a", "bc")},
+        {"logprobs": (-1.0, -2.0000000000000004)},
+        {"top_logprobs": (((0, -1.0),), ((1, -2.5),))},
+        {"top_logprobs": (((0, -1.0),), ((1, -2.0), (2, -3.0)))},
+    ],
+)
+def test_every_bit_counts(other: dict[str, object]) -> None:
+    transcript = Transcript()
+    attempt(transcript, 1, SAME, ONE)
+    changed = ONE.model_copy(update=other)
+    assert attempt(transcript, 2, SAME, changed) == [Restart(reason=DIFFERS), SAME, changed]
+
+
+def test_the_prompt_counts_too() -> None:
+    transcript = Transcript()
+    attempt(transcript, 1, SAME, PREFILL)
+    other = PREFILL.model_copy(update={"logprobs": (None, -0.75)})
+    assert attempt(transcript, 2, SAME, other) == [Restart(reason=DIFFERS), SAME, other]
+
+
+def test_a_prompt_that_was_not_shown_yet_is() -> None:
+    transcript = Transcript()
+    attempt(transcript, 1, SAME)
+    assert attempt(transcript, 2, SAME, PREFILL, delta("a")) == [SAME, PREFILL, delta("a")]
+    assert attempt(transcript, 3, SAME, PREFILL, delta("ab")) == [delta("b", 1)]
+
+
+def test_several_attempts_are_all_compared_with_what_was_shown() -> None:
+    transcript = Transcript()
+    attempt(transcript, 1, SAME, PREFILL, delta("abcdef"))
+    assert attempt(transcript, 2, SAME) == []
+    assert attempt(transcript, 3, SAME, PREFILL, delta("ab")) == []
+    assert attempt(transcript, 4, SAME, PREFILL, delta("abcd"), delta("efg", 4)) == [delta("g", 6)]
+    assert attempt(transcript, 5, SAME, PREFILL, delta("abcdefgh")) == [delta("h", 7)]
+    other = SAME.model_copy(update={"exact": ""})
+    assert attempt(transcript, 6, other) == [Restart(reason=LOST), other]
+    assert transcript.void.deltas() == [delta("abcdefgh")]
+
+
+def test_an_attempt_that_has_said_little_takes_back_all_that_was_shown_before_it() -> None:
+    transcript = Transcript()
+    attempt(transcript, 1, SAME, delta("abc"))
+    assert attempt(transcript, 2, SAME) == []
+    other = SAME.model_copy(update={"exact": "another"})
+    assert attempt(transcript, 3, other) == [Restart(reason=LOST), other]
+    assert transcript.void.deltas() == [delta("abc")]
+
+
+def choice_of(index: int, text: str, first_id: int = 0) -> Delta:
+    return delta(text, first_id).model_copy(update={"index": index})
+
+
+def test_one_choice_may_be_further_than_another() -> None:
+    transcript = Transcript()
+    attempt(transcript, 1, SAME, choice_of(0, "ab"), choice_of(1, "vwx"))
+    assert attempt(transcript, 2, SAME, choice_of(0, "abc"), choice_of(2, "k")) == [
+        choice_of(0, "c", 2),
+        choice_of(2, "k"),
+    ]
+    # Now the one that differs takes all choices back, and what they are by now comes again.
+    assert transcript.apply(frame(2, 3), choice_of(1, "vX")) == [
+        Restart(reason=DIFFERS),
+        SAME,
+        choice_of(0, "abc"),
+        choice_of(2, "k"),
+        choice_of(1, "vX"),
+    ]
+    voided = {line.index: line.text for line in transcript.void.deltas()}
+    assert voided == {0: "abc", 1: "vwx", 2: "k"}
+
+
+def test_an_attempt_that_ends_before_what_was_shown_differs() -> None:
+    transcript = Transcript()
+    attempt(transcript, 1, SAME, delta("abc"))
+    attempt(transcript, 2, SAME, delta("ab"))
+    assert transcript.proves(done("ab", of=2, last_seq=1))
+    assert transcript.close() == [Restart(reason=DIFFERS), SAME, delta("ab")]
+
+
+def test_a_missing_rest_is_compared_before_it_is_shown() -> None:
+    transcript = Transcript()
+    attempt(transcript, 1, SAME, delta("abc"))
+    attempt(transcript, 2, SAME, delta("a"))
+    assert transcript.complete(done("abcd", of=2, last_seq=5)) == [delta("d", 3)]
+
+
+@pytest.mark.parametrize(
+    ("exact", "text", "shown"),
+    [
+        ("kind", "abcd", [delta("d", 3)]),
+        ("kind", "abc", []),
+        ("", "abcd", [Restart(reason=LOST), Delta(token_ids=(0, 1, 2, 3), texts=("", "", "", "abcd"))]),
+        ("kind", "abX", [Restart(reason=DIFFERS), Delta(token_ids=(0, 1, 2), texts=("", "", "abX"))]),
+        ("kind", "ab", [Restart(reason=DIFFERS), Delta(token_ids=(0, 1), texts=("", "ab"))]),
+    ],
+)
+def test_an_attempt_of_which_only_the_end_is_left(exact: str, text: str, shown: list[Event]) -> None:
+    transcript = Transcript()
+    attempt(transcript, 1, SAME, delta("abc"))
+    end = done(text, of=3, last_seq=9).model_copy(update={"exact": exact})
+    assert transcript.complete(end) == shown
+
+
+def test_text_that_was_shown_without_a_token_of_its_own_comes_again_with_one() -> None:
+    # What was held back when an attempt failed is shown at its end.
+    transcript = Transcript()
+    attempt(transcript, 1, SAME, Delta(token_ids=(0, 1), texts=("a", "")), Delta(token_ids=(), texts=("b",)))
+    assert attempt(transcript, 2, SAME, Delta(token_ids=(0, 1, 2), texts=("a", "", "bc"))) == [
+        Delta(token_ids=(2,), texts=("c",))
+    ]
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -174,9 +312,10 @@ def test_any_order_of_arrival_with_the_log_gives_the_last_attempt(seed: int) -> 
     def take(place: Frame, event: Event, *, logged: bool) -> bool:
         verdict = transcript.judge(place, logged=logged)
         if verdict == "next":
-            if transcript.apply(place, event) is not None:
-                shown.clear()
-            shown.append(event)
+            for new in transcript.apply(place, event):
+                if isinstance(new, Restart):
+                    shown.clear()
+                shown.append(new)
         return verdict == "gap"
 
     for place, event in arriving:

@@ -1,0 +1,79 @@
+"""The tokens of a request as they were shown, choice by choice."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from streamfleet_common.schemas import Choice, Delta
+
+Likeliest = tuple[tuple[int, float], ...]
+
+
+@dataclass(slots=True)
+class Line:
+    """Those of one choice; parallel, as in a `Delta`."""
+
+    ids: list[int] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    logprobs: list[float | None] = field(default_factory=list)
+    top_logprobs: list[Likeliest] = field(default_factory=list)
+
+
+class Shown:
+    """What was shown of each choice."""
+
+    def __init__(self) -> None:
+        self.lines: dict[int, Line] = {}
+
+    def add(self, delta: Delta) -> None:
+        line = self.lines.get(delta.index)
+        if line is None:
+            line = self.lines[delta.index] = Line()
+        line.ids.extend(delta.token_ids)
+        line.texts.extend(delta.texts)
+        line.logprobs.extend(delta.logprobs)
+        line.top_logprobs.extend(delta.top_logprobs)
+
+    def deltas(self) -> list[Delta]:
+        """All of it again, a delta a choice."""
+        return [
+            Delta(
+                index=index,
+                token_ids=tuple(line.ids),
+                texts=tuple(line.texts),
+                logprobs=tuple(line.logprobs),
+                top_logprobs=tuple(line.top_logprobs),
+            )
+            for index, line in self.lines.items()
+        ]
+
+    def rest_of(self, choice: Choice) -> Delta | None:
+        """What `choice` has beyond this, shown with its last token.
+
+        Raises:
+            ValueError: the choice does not begin with these tokens and their text.
+        """
+        line = self.lines.get(choice.index, _NOTHING)
+        known, text = len(line.ids), "".join(line.texts)
+        if list(choice.token_ids[:known]) != line.ids or not choice.text.startswith(text):
+            raise ValueError("what was shown is not how the answer begins")
+        missing, rest = choice.token_ids[known:], choice.text[len(text) :]
+        if not missing:
+            if rest:
+                raise ValueError("there is text without a token")
+            return None
+        return Delta(
+            index=choice.index,
+            token_ids=missing,
+            texts=("",) * (len(missing) - 1) + (rest,),
+            logprobs=choice.logprobs[known:],
+            top_logprobs=choice.top_logprobs[known:],
+        )
+
+    def agree_with(self, choice: Choice) -> bool:
+        """Whether these tokens and the choice's are the same, as far as both go."""
+        ids = self.lines.get(choice.index, _NOTHING).ids
+        return all(ours == theirs for ours, theirs in zip(ids, choice.token_ids, strict=False))
+
+
+_NOTHING = Line()

@@ -63,6 +63,15 @@ def test_bytes_and_cost_of_open_requests_are_measured() -> None:
         assert 200 < row["queued_bytes"] < row["running_bytes"]
 
 
+def test_the_cost_of_text_is_measured_for_each_way() -> None:
+    rows = found("detokenizer.py", "--tokens", "40", "--rounds", "1")
+
+    assert rows.keys() == {"code", "many bytes", "broken", "broken, twice"}
+    for row in rows.values():
+        assert row.keys() == {"pieces", "detokenizer", "with 4 stops", "window", "DecodeStream"}
+        assert all(cost_us > 0 for cost_us in row.values())
+
+
 @pytest.mark.slow
 def test_a_profile_names_our_functions_and_the_server_s_commands() -> None:
     seen = found("hotspots.py", "--seconds", "2", "--in-flight", "32")

@@ -36,7 +36,8 @@ class Pieces(dict[int, Piece]):
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
         super().__init__()
         self._backend = backend
-        steps = _steps(json.loads(backend.to_str())["decoder"])
+        # As it would be pickled, since the whole tokenizer's JSON holds its vocabulary too.
+        steps = _steps(json.loads(backend.decoder.__getstate__())) if backend.decoder else []
         kinds = [step["type"] for step in steps]
         if not _are_local(steps):
             raise ValueError(f"the text of a token depends on more than the token in {kinds}")
@@ -75,9 +76,7 @@ class Pieces(dict[int, Piece]):
         return bytes.fromhex(match[1]) if match else None
 
 
-def _steps(decoder: dict[str, Any] | None) -> list[dict[str, Any]]:
-    if decoder is None:
-        return []
+def _steps(decoder: dict[str, Any]) -> list[dict[str, Any]]:
     if decoder["type"] == "Sequence":
         return [step for part in decoder["decoders"] for step in _steps(part)]
     return [decoder]

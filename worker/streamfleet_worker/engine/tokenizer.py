@@ -128,11 +128,11 @@ class Tokenizer:
     def spellings(self, word: str) -> set[tuple[int, ...]]:
         """The runs of tokens that spell a word behind other text: as it stands, and behind a space.
 
-        Empty for what the vocabulary cannot spell.
+        A word that begins with a space of its own gets no other. Empty for what the vocabulary cannot spell.
         """
         before = self.encode_piece("\n")
         runs = set()
-        for spelling in (word, f" {word.lstrip()}"):
+        for spelling in (word,) if word[:1].isspace() else (word, f" {word}"):
             # The first space of a text is special to many tokenizers, so the word may not come first.
             ids = self.encode_piece(f"\n{spelling}")
             is_apart = ids[: len(before)] == before

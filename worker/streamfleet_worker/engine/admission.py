@@ -17,12 +17,12 @@ cost all rows should serve several."""
 class Admission:
     """The rule that opens and shuts the door to the batch.
 
-    With R running rows, W waiting, `free` rows, and s steps since the last admission, or since the first in
-    line came if that is more, it is open when a row is free and
+    With R running rows, W waiting, `free` rows, and s steps since the first in line came, or since the last
+    admission if that is more and rows run, it is open when a row is free and
 
     * nothing runs, and W ≥ free or one has waited `max_delay_s` since the fleet accepted it; or
-    * rows run, and W ≥ min(free, ceil(0.3 R)) or s ≥ `max_waiting_tokens`; or
-    * one is `max_waiting_s` old; or
+    * rows run, and W ≥ min(free, ceil(0.3 R)); or
+    * s ≥ `max_waiting_tokens`, or one is `max_waiting_s` old; or
     * the deadline of one would be missed if it waited on.
 
     The rule is that of text-generation-inference, without its lock-out of newcomers above half load.
@@ -48,7 +48,7 @@ class Admission:
         if not count or not free:
             return False
         enough = min(free, math.ceil(RESUME_SHARE * running)) if running else free
-        if count >= enough or (running and steps >= self._max_waiting_tokens):
+        if count >= enough or steps >= self._max_waiting_tokens:
             return True
         return any(self._due_at(sequence, bool(running)) <= now for sequence in waiting)
 

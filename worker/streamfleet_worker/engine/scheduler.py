@@ -20,11 +20,8 @@ __all__ = ["Chunk", "Plan", "Scheduler"]
 RESERVED_STEP = 64
 """Reservations are multiples of this many tokens."""
 
-LEAST_SHARE = 1 / 64
-"""Of the budgets, however often the memory was exhausted."""
-
 REGAINED_SHARE = 1 / 256
-"""Of the budgets that a step gives back."""
+"""Of the budgets, that each step gives back after the memory was exhausted."""
 
 
 @dataclass(slots=True)
@@ -224,7 +221,7 @@ class Scheduler:
 
         Each step gives back a little.
         """
-        self._share = max(LEAST_SHARE, self._share / 2)
+        self._share /= 2
 
     def observe(self, step_s: float) -> None:
         """Learn how long a step takes, in seconds, to see missed deadlines coming."""
@@ -247,13 +244,16 @@ class Scheduler:
         if self.free and any(not self._stands_back(entry) for entry in self._standing_back.values()):
             return True
         ready = [e for row, e in self._waiting.items() if row not in self._standing_back] if self.free else []
-        return bool(ready) and self._admission.opens(
+        if not ready:
+            return False
+        first = ready[0].added
+        return self._admission.opens(
             now,
             (entry.sequence for entry in ready),
             len(ready),
             running=len(self._running),
             free=self.free,
-            steps=self._steps - min(self._last_admission, ready[0].added),
+            steps=self._steps - (min(first, self._last_admission) if self._running else first),
         )
 
     def _admit(self) -> list[Sequence]:
@@ -264,13 +264,13 @@ class Scheduler:
         for entry in self._waiting.values():
             if shut or not self.free:
                 break
-            if self._stands_back(entry):
-                self._standing_back[entry.row] = entry
-                continue
             self._standing_back.pop(entry.row, None)
             if self._running and self.reserved + entry.tokens > self._share * self._cache_tokens:
                 passed.append(entry)
                 shut = entry.passed >= self._max_overtakes
+                continue
+            if self._stands_back(entry):
+                self._standing_back[entry.row] = entry
                 continue
             for earlier in passed:
                 earlier.passed += 1

@@ -64,10 +64,10 @@ class Hired:
         await self.connections.close()
 
 
-async def submit(broker: Broker, prompts: Sequence[str], **fields: Any) -> list[str]:
-    """Submit prompts; gives their rids."""
+async def submit(broker: Broker, prompts: Sequence[str], *, n: int = 1, **fields: Any) -> list[str]:
+    """Submit prompts, each for n answers; gives their rids."""
     envelopes = [
-        Envelope(request=GenerateRequest(prompt=prompt, max_tokens=2000), **fields) for prompt in prompts
+        Envelope(request=GenerateRequest(prompt=prompt, max_tokens=2000, n=n), **fields) for prompt in prompts
     ]
     for submitted in await broker.submit([Submission.of(envelope) for envelope in envelopes]):
         assert submitted.outcome == "accepted"

@@ -2,8 +2,9 @@
 
 A program. One JSON object a line on its standard input begins a worker: `env` is what its environment has
 besides ours, `log` the file for what it says, `stop_at` where it is to end or to fall asleep by its own hand
-(see `stopping_worker.py`), if anywhere. On standard output it tells the `pid` of each in this order, and of
-each that has ended its `pid` and `status`. When its input ends, so do all workers.
+(see `stopping_worker.py`), if anywhere, `exact` the class of workers that it says to be of. On standard
+output it tells the `pid` of each in this order, and of each that has ended its `pid` and `status`. When its
+input ends, so do all workers.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ import os
 import select
 import signal
 import sys
+from functools import partial
 from typing import Any
 
 import delivery.stopping_worker as stopping
 from streamfleet_common.settings import read
 from streamfleet_worker import process
-from streamfleet_worker.engine import scripted  # noqa: F401 (so that no worker has to)
+from streamfleet_worker.engine import scripted  # here, so that no worker has to
 from streamfleet_worker.settings import WorkerSettings
 
 REAP_S = 0.01
@@ -65,6 +67,7 @@ def _fork(order: dict[str, Any]) -> int:
         os.environ.update(order["env"])
         if order["stop_at"]:
             stopping.arm(order["stop_at"])
+        vars(scripted)["ScriptedEngine"] = partial(scripted.ScriptedEngine, exact=order["exact"])
         status = process.main(read(WorkerSettings))
         sys.stdout.flush()
         sys.stderr.flush()

@@ -98,18 +98,19 @@ async def test_waiting_and_cancelled_it_costs_no_step_and_running_it_frees_its_r
     broker: Broker, hire: Hire
 ) -> None:
     hired = await hire(GatedEngine(is_open=False, max_batch_size=4), lease_s=2.0)
-    running = await submit(broker, ["ECHO 50"] * 4)
-    await eventually(lambda: len(hired.engine.added) == 4, "a full batch")
+    (running,) = await submit(broker, ["ECHO 50"], n=4)
+    await eventually(lambda: hired.engine.added == [running], "a full batch")
     waiting = await submit(broker, ["ECHO 3"] * 100)
     assert await broker.cancel(waiting[10:], "default") == ["cancelled"] * 90
     assert {one.state for one in await ends(broker, waiting[10:])} == {"cancelled"}
-    assert (await broker.depth()).open == 14
-    # All four at once, though nothing is emitted that would be refused.
-    await broker.cancel(running, "default")
-    await eventually(lambda: sorted(hired.engine.cancelled) == sorted(running), "four free rows")
+    assert (await broker.depth()).open == 11
+    # All four answers at once, though nothing is emitted that would be refused.
+    await broker.cancel([running], "default")
+    await eventually(lambda: len(hired.engine.added) == 5, "four free rows")
+    assert hired.engine.cancelled == [running]
     hired.engine.is_open = True
     assert {one.text for one in await ends(broker, waiting[:10])} == {echo(3)}
-    assert sorted(hired.engine.added) == sorted(running + waiting[:10]), "nothing else was begun"
+    assert hired.engine.added == [running, *waiting[:10]], "nothing else was begun"
 
 
 async def test_a_request_that_fails_does_so_alone(broker: Broker, hire: Hire) -> None:

@@ -131,9 +131,9 @@ class Nursery:
         self.close()
 
     def worker(
-        self, url: str, queue: object = "q", *, stop_at: object = None, **settings: object
+        self, url: str, queue: object = "q", *, stop_at: object = None, exact: object = "", **settings: object
     ) -> WorkerProcess:
-        """Begin a worker; `settings` are a worker's, by field name."""
+        """Begin a worker that says to be exact, of this class; `settings` are a worker's, by field name."""
         values = {"redis_url": url, "queue": queue, "engine": "scripted", "log_format": "json", **settings}
         self._count += 1
         log = self._folder / f"worker{self._count}.log"
@@ -141,6 +141,7 @@ class Nursery:
             "env": {f"STREAMFLEET_{name.upper()}": str(value) for name, value in values.items()},
             "log": str(log),
             "stop_at": None if stop_at is None else str(stop_at),
+            "exact": str(exact),
         }
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(order).encode() + b"\n")

@@ -109,7 +109,7 @@ class Intake:
             return
         envelopes = [envelope for _, envelope in wanted]
         rows = sum(envelope.request.n for envelope in envelopes)
-        self._rows_each = rows / len(envelopes)
+        self._rows_each = max(1.0, rows / len(envelopes))
         if sum(len(delivery.entry.payload) for delivery, _ in wanted) <= INLINE_BYTES:
             prepared = self._prepare_all(envelopes)
         else:

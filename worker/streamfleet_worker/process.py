@@ -89,6 +89,14 @@ def builder(settings: WorkerSettings) -> Callable[[], Engine]:
             max_batch_size=settings.max_batch_size,
             max_delay_s=settings.max_delay_ms / 1000,
             max_seq_len=settings.max_seq_len,
+            max_waiting_tokens=settings.max_waiting_tokens,
+            max_waiting_s=settings.max_waiting_ms / 1000,
+            max_prefill_tokens=settings.max_prefill_tokens,
+            prefill_chunk=settings.prefill_chunk,
+            cache_bytes=None if settings.cache_mib is None else settings.cache_mib << 20,
+            prefix_cache_bytes=settings.prefix_cache_mib << 20,
+            exact=settings.exact,
+            cuda_graphs=settings.cuda_graphs,
         )
         engine.warm_up()
         return engine

@@ -34,6 +34,24 @@ class WorkerSettings(FleetSettings):
     """How long the oldest request may wait, since its acceptance, for a batch to fill."""
     max_seq_len: int = Field(4096, ge=2, le=1_048_576)
     """Prompt and answer together; never more than the model was made for."""
+    max_waiting_tokens: int = Field(16, ge=1, le=100_000)
+    """Steps of the running batch after which newcomers join it, however few."""
+    max_waiting_ms: float = Field(1000.0, ge=0.0, le=600_000.0)
+    """Age, since its acceptance, at which a newcomer joins, whatever else."""
+    max_prefill_tokens: int = Field(2048, ge=32, le=1_048_576)
+    """Prompt tokens computed in one step while nothing is decoded."""
+    prefill_chunk: int = Field(512, ge=32, le=1_048_576)
+    """Prompt tokens computed in one step beside rows that decode: what a long prompt may hold them up."""
+    exact: bool = True
+    """Give a request the same bits alone, in any company and at each further try, where the machine can: rows
+    are padded to what its kernels compute alike. Answers say whether it holds."""
+    cache_mib: int | None = Field(None, ge=1, le=16_777_216)
+    """Memory for the keys and values of what runs; half of what is free, and no more than the batch can fill,
+    if none is said."""
+    prefix_cache_mib: int = Field(256, ge=0, le=16_777_216)
+    """Memory for the keys and values of prompts' beginnings that may come again; 0 keeps none."""
+    cuda_graphs: bool = False
+    """On an NVIDIA GPU, replay recorded decode steps instead of launching each kernel; takes more memory."""
     max_queue_depth: int = Field(MAX_QUEUE_DEPTH, ge=1, le=10_000_000)
     """Accepted and unfinished requests the queue holds before it refuses more."""
 

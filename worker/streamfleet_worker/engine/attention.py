@@ -105,10 +105,11 @@ class _Call(NamedTuple):
 
 def _decode(call: _Call, group: Group) -> None:
     arena, first, end = group.arena, group.first, group.first + group.count
-    layer = arena.layers(group.count if group.rows is None else len(arena.slots))[call.layer]
+    layer = arena.layers(group.count)[call.layer]
+    places = arena.layers(arena.spare + 1)[call.layer]
     k, v = call.k[first:end], call.v[first:end]
-    layer.key_places.index_copy_(0, group.places, k.reshape(-1, k.shape[2]))
-    layer.value_places.index_copy_(0, group.places, v.reshape(-1, v.shape[2]))
+    places.key_places.index_copy_(0, group.places, k.reshape(-1, k.shape[2]))
+    places.value_places.index_copy_(0, group.places, v.reshape(-1, v.shape[2]))
     keys, values = layer.keys, layer.values
     if group.rows is not None:
         keys = arena.keys[call.layer][group.rows].flatten(0, 1).transpose(1, 2)

@@ -18,20 +18,27 @@ class Group:
         arena: where their keys and values are.
         first: place of the first one's token in the pass.
         positions: where each one's token stands in its sequence.
-        rows: rows of the arena if they are not simply its first ones.
+        written: rows that their new keys and values go to; the first ones of the arena if None.
+        read: rows that they look at, if those are not simply its first ones.
     """
 
-    def __init__(self, arena: Arena, first: int, positions: list[int], rows: list[int] | None = None) -> None:
+    def __init__(
+        self,
+        arena: Arena,
+        first: int,
+        positions: torch.Tensor,
+        written: torch.Tensor | None = None,
+        read: torch.Tensor | None = None,
+    ) -> None:
         self.arena = arena
         self.first = first
-        self.count = len(positions)
+        self.count = positions.shape[0]
+        self.positions = positions
+        self.rows = read
         heads, width = arena.shape.heads, arena.width
-        device = arena.keys.device
-        self.positions = torch.tensor(positions, device=device)
-        self.rows = None if rows is None else torch.tensor(rows, device=device)
-        row = torch.arange(self.count, device=device) if self.rows is None else self.rows
-        head = torch.arange(heads, device=device)
-        self.places = ((row[:, None] * heads + head) * width + self.positions[:, None]).flatten()
+        row = torch.arange(self.count, device=positions.device) if written is None else written
+        head = torch.arange(heads, device=positions.device)
+        self.places = ((row[:, None] * heads + head) * width + positions[:, None]).flatten()
         """Where their new keys and values go, in the flat view of the arena: `[count x kv_heads]`."""
         self._masks: dict[tuple[int | None, int], torch.Tensor] = {}
 
@@ -76,7 +83,10 @@ class Batch:
         self, arena: Arena, token_ids: list[int], positions: list[int], rows: list[int] | None = None
     ) -> None:
         """Add a token for each of some rows of an arena; the first ones if `rows` is None."""
-        self.groups.append(Group(arena, len(self.token_ids), positions, rows))
+        device = arena.keys.device
+        chosen = None if rows is None else torch.tensor(rows, device=device)
+        places = torch.tensor(positions, device=device)
+        self.groups.append(Group(arena, len(self.token_ids), places, chosen, chosen))
         self.token_ids += token_ids
         self.positions += positions
 

@@ -55,6 +55,7 @@ class GenerationEngine:
         cache_bytes: for the keys and values of running sequences; None takes what the machine has to spare.
         prefix_cache_bytes: for those of prompts' beginnings that may come again; 0 keeps none.
         exact: give a request the same bits in any company, where the machine can do it.
+        cuda_graphs: on an NVIDIA GPU, replay recorded decode passes.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class GenerationEngine:
         cache_bytes: int | None = None,
         prefix_cache_bytes: int = 256 << 20,
         exact: bool = True,
+        cuda_graphs: bool = False,
     ) -> None:
         limit = min(max_seq_len, loaded.max_positions)
         token_bytes = loaded.cache_shape.bytes(loaded.dtype)
@@ -82,7 +84,7 @@ class GenerationEngine:
         self._cache = KVCache(
             loaded.cache_shape, limit, int(tokens * ROW_WASTE), dtype=loaded.dtype, device=loaded.device
         )
-        self._runner = ModelRunner(loaded)
+        self._runner = ModelRunner(loaded, graphs=cuda_graphs)
         self._forward = Forward(self._runner, self._cache)
         self._prefix = PrefixCache(prefix_cache_bytes)
         self._scheduler = Scheduler(
@@ -92,7 +94,8 @@ class GenerationEngine:
             max_waiting_tokens=max_waiting_tokens,
             max_waiting_s=max_waiting_s,
             max_prefill_tokens=max_prefill_tokens,
-            prefill_chunk=prefill_chunk,
+            # Whole blocks, as the prefix cache has them.
+            prefill_chunk=-(-prefill_chunk // BLOCK) * BLOCK,
             prefix=self._prefix,
         )
         self._answers: dict[Key, Answer] = {}

@@ -94,16 +94,23 @@ class Arena:
         self.decoding = 0
         """So many rows, from the first on, decode."""
         self.keys, self.values = self._buffers(0)
+        self.version = 0
+        """Another one whenever the memory is."""
         self._layers: dict[int, list[Layer]] = {}
 
     @property
     def capacity(self) -> int:
-        """Rows there is memory for."""
-        return int(self.keys.shape[1])
+        """Rows there is memory for, besides the `spare` one."""
+        return int(self.keys.shape[1]) - 1
+
+    @property
+    def spare(self) -> int:
+        """A row that nobody owns: what is computed for nobody is written there."""
+        return self.capacity
 
     @property
     def bytes(self) -> int:
-        return self.capacity * self.width * self.shape.bytes(self._dtype)
+        return (self.capacity + 1) * self.width * self.shape.bytes(self._dtype)
 
     def layers(self, rows: int) -> list[Layer]:
         """Views of the first `rows` rows, layer by layer."""
@@ -122,6 +129,7 @@ class Arena:
         """Have memory for so many rows, at least those in use."""
         old_keys, old_values, used = self.keys, self.values, len(self.slots)
         self.keys, self.values = self._buffers(max(rows, used))
+        self.version += 1
         self._layers.clear()
         self.keys[:, :used] = old_keys[:, :used]
         self.values[:, :used] = old_values[:, :used]
@@ -162,9 +170,10 @@ class Arena:
 
     def _buffers(self, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
         shape = self.shape
+        size = (shape.layers, rows + 1, shape.heads, self.width)
         return (
-            _zeros((shape.layers, rows, shape.heads, self.width, shape.key_dim), self._dtype, self._device),
-            _zeros((shape.layers, rows, shape.heads, self.width, shape.value_dim), self._dtype, self._device),
+            _zeros((*size, shape.key_dim), self._dtype, self._device),
+            _zeros((*size, shape.value_dim), self._dtype, self._device),
         )
 
 

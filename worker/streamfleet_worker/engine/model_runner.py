@@ -14,6 +14,7 @@ from transformers.utils.generic import ModelOutput
 from streamfleet_common.errors import ModelLoadFailed
 from streamfleet_worker.engine import attention
 from streamfleet_worker.engine.batch import Batch
+from streamfleet_worker.engine.graphs import DecodeGraphs
 
 if TYPE_CHECKING:
     from streamfleet_worker.engine.kv_cache import KVCache
@@ -33,9 +34,10 @@ class ModelRunner:
         loaded: the model; from here on its attention is ours.
         granule: tokens of a pass, and rows given to the output head, are rounded up to a multiple of this.
             Matrix kernels choose their way by the number of rows; see `exactness`.
+        graphs: on a GPU, record decode passes and replay them.
     """
 
-    def __init__(self, loaded: LoadedModel, *, granule: int = 1) -> None:
+    def __init__(self, loaded: LoadedModel, *, granule: int = 1, graphs: bool = False) -> None:
         attention.register()
         self._model: Any = loaded.model
         self._own_attention = self._model.config._attn_implementation  # noqa: SLF001  it has no other name
@@ -53,6 +55,7 @@ class ModelRunner:
         self._max_position = loaded.max_positions - 1
         self.vocab_size = loaded.vocab_size
         self.granule = granule
+        self._graphs = DecodeGraphs(self._compute) if graphs and loaded.device.type == "cuda" else None
 
     @torch.inference_mode()
     def run(self, batch: Batch) -> torch.Tensor:
@@ -61,10 +64,16 @@ class ModelRunner:
         Returns:
             The last hidden states of its tokens, `[tokens, hidden_size]`.
         """
-        count = len(batch.token_ids)
-        padding = -count % self.granule
-        ids = self._tensor([*batch.token_ids, *[0] * padding])
-        positions = self._tensor([*batch.positions, *[0] * padding])
+        hidden = None if self._graphs is None else self._graphs.run(batch)
+        if hidden is None:
+            count = len(batch.token_ids)
+            padding = -count % self.granule
+            ids = self._tensor([*batch.token_ids, *[0] * padding])
+            positions = self._tensor([*batch.positions, *[0] * padding])
+            hidden = self._compute(ids, positions, batch)[:count]
+        return hidden
+
+    def _compute(self, ids: torch.Tensor, positions: torch.Tensor, batch: Batch) -> torch.Tensor:
         output = self._body(
             input_ids=ids[None],
             position_ids=positions[None],
@@ -73,7 +82,7 @@ class ModelRunner:
             batch=batch,
         )
         self._given.kind = type(output)
-        hidden: torch.Tensor = output.last_hidden_state[0, :count]
+        hidden: torch.Tensor = output.last_hidden_state[0]
         return hidden
 
     @torch.inference_mode()

@@ -42,7 +42,9 @@ def test_choices_of_a_request_compute_their_prompt_once() -> None:
 
 def test_who_stands_back_is_neither_counted_nor_passed_and_its_turn_comes_with_the_block() -> None:
     prefix = PrefixCache(1000)
-    made = scheduler(prefix=prefix, prefill_chunk=64, max_waiting_s=FOREVER, max_overtakes=0)
+    made = scheduler(
+        prefix=prefix, prefill_chunk=64, max_batch_size=20, max_waiting_s=FOREVER, max_overtakes=0
+    )
     fill(made, 4)
     made.add(shared("first", blocks=4, rest=9))
     made.add(shared("second", blocks=4, rest=9))
@@ -51,6 +53,9 @@ def test_who_stands_back_is_neither_counted_nor_passed_and_its_turn_comes_with_t
     assert names(compute(made.schedule(1.0), prefix).admitted) == []
     assert names(compute(made.schedule(1.0), prefix).admitted) == []
     assert chunks(compute(made.schedule(1.0), prefix)) == [("second", 128, 137), ("first", 128, 137)]
+    made.add(stand_in("a"))
+    made.add(stand_in("b"))
+    assert names(made.schedule(1.0).admitted) == []  # 2 < ceil(0.3 * 7)
 
 
 def test_it_goes_on_with_what_is_there_when_the_computing_one_leaves() -> None:
@@ -73,6 +78,8 @@ def test_one_that_leaves_while_it_stands_back_is_forgotten() -> None:
     made.add(shared("second", blocks=4, rest=9))
     assert names(compute(made.schedule(1.0), prefix).admitted) == ["first"]
     made.remove(("second", 1))
+    for _ in range(3):
+        compute(made.schedule(1.0), prefix)
     made.add(stand_in("a"))
     assert names(compute(made.schedule(1.0), prefix).admitted) == []  # 1 < ceil(0.3 * 5)
 

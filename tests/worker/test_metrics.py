@@ -24,7 +24,7 @@ from streamfleet_common.embedded import EmbeddedBroker
 from streamfleet_common.schemas import Choice, End, Failure, Timing, Usage
 from streamfleet_worker.engine.base import EngineInfo, Room, Step
 from streamfleet_worker.engine_thread import Report
-from streamfleet_worker.metrics import ERROR_TYPES, FINISH_REASONS, Metrics, QueueDepth
+from streamfleet_worker.metrics import ERROR_TYPES, FINISH_REASONS, EngineMemory, Metrics, QueueDepth
 
 Hire = Callable[..., Awaitable[Hired]]
 DOCS = Path(__file__).parents[2] / "docs" / "operations.md"
@@ -43,6 +43,8 @@ KINDS = {
     "e2e_request_latency_seconds": "histogram",
     "request_prompt_tokens": "histogram",
     "request_generation_tokens": "histogram",
+    "prefix_cache_hits_total": "counter",
+    "prefix_cache_queries_total": "counter",
     "prompt_tokens_total": "counter",
     "generation_tokens_total": "counter",
     "request_success_total": "counter",
@@ -75,6 +77,23 @@ def scrape(metrics: Metrics) -> dict[tuple[str, str], float]:
 def delivery(attempts: int = 1, waited_ms: int = 250) -> Delivery:
     entry = Entry("0" * 34, "1-0", "normal", b"")
     return Delivery(entry, "w", 1, 10_000 + waited_ms, 10_000, 90_000, attempts, 0)
+
+
+def test_memory_is_read_at_each_scrape(metrics: Metrics) -> None:
+    taken = {"weights": 100, "prefix_cache": 0}
+    metrics.registry.register(EngineMemory("q", lambda: taken))
+    assert scrape(metrics)["streamfleet_memory_bytes", "queue=q,use=weights"] == 100
+    taken["prefix_cache"] = 7
+    assert scrape(metrics)["streamfleet_memory_bytes", "queue=q,use=prefix_cache"] == 7
+
+
+def test_what_the_prefix_cache_had_is_counted_in_tokens(metrics: Metrics) -> None:
+    room = Room(rows=8, running=0, waiting=0)
+    metrics.stepped(Report(Step(outputs=[], asked_tokens=100, cached_tokens=64), 0.01, room))
+    metrics.stepped(Report(Step(outputs=[], asked_tokens=20), 0.01, room))
+    after = scrape(metrics)
+    assert after["streamfleet_prefix_cache_queries_total", "queue=q"] == 120
+    assert after["streamfleet_prefix_cache_hits_total", "queue=q"] == 64
 
 
 def test_names_and_kinds(metrics: Metrics) -> None:

@@ -73,6 +73,11 @@ class EngineThread:
         """What the engine serves, once it is built."""
         return self._built().info
 
+    @property
+    def memory(self) -> Mapping[str, int]:
+        """Bytes that the engine takes, by use; none before it is built."""
+        return {} if self._engine is None else self._engine.memory
+
     def prepare(self, request: Request) -> Any:
         """As `Engine.prepare`; callable from any thread, once the engine is built."""
         return self._built().prepare(request)

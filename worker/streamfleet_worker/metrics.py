@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Info
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -73,6 +73,25 @@ class QueueDepth(Collector):
         return iter(())
 
 
+class EngineMemory(Collector):
+    """Reads what the engine takes of the memory, at scrape time."""
+
+    def __init__(self, queue: str, read: Callable[[], Mapping[str, int]]) -> None:
+        self._queue = queue
+        self._read = read
+
+    def collect(self) -> Iterator[Metric]:
+        taken = GaugeMetricFamily(
+            "streamfleet_memory_bytes", "Memory that the engine takes, by use.", labels=["queue", "use"]
+        )
+        for use, size in self._read().items():
+            taken.add_metric([self._queue, use], size)
+        yield taken
+
+    def describe(self) -> Iterator[Metric]:
+        return iter(())
+
+
 class Metrics:
     """One worker's metrics in a registry of their own; every series exists from the start."""
 
@@ -101,6 +120,8 @@ class Metrics:
         self.step = histogram("engine_step_seconds", "Time of one engine step.", _STEPS)
         self.prompt_tokens = counter("prompt_tokens", "Prompt tokens computed.")
         self.generation_tokens = counter("generation_tokens", "Tokens generated.")
+        self.prefix_queries = counter("prefix_cache_queries", "Prompt tokens looked for in the prefix cache.")
+        self.prefix_hits = counter("prefix_cache_hits", "Prompt tokens found in the prefix cache.")
         self.queue_time = histogram(
             "request_queue_time_seconds", "From acceptance to a worker, on the server's clock.", _WAITS
         )
@@ -179,6 +200,9 @@ class Metrics:
             self.batch_size.observe(step.rows)
         self.prompt_tokens.inc(step.prompt_tokens)
         self.generation_tokens.inc(step.generated_tokens)
+        if step.asked_tokens:
+            self.prefix_queries.inc(step.asked_tokens)
+            self.prefix_hits.inc(step.cached_tokens)
 
     def ended(self, delivery: Delivery, end: End, held_s: float) -> None:
         """Count a request that this worker has ended, `held_s` after it was taken from the queue."""

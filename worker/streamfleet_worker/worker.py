@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import random
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import CancelledError
 from typing import Any
 
@@ -196,6 +196,10 @@ class Worker:
     def abandoned(self) -> bool:
         """Whether a thread is left that hangs or still loads: only the end of the process will end it."""
         return self._engine_thread.alive or self._intake.preparing
+
+    def memory(self) -> Mapping[str, int]:
+        """Bytes that the engine takes, by use. From any thread."""
+        return self._engine_thread.memory
 
     def depth(self) -> Depth | None:
         """The queue's depth, or None if Redis does not tell within a second. From other threads only."""

@@ -31,7 +31,7 @@ def test_it_says_what_it_is(model: Local) -> None:
     assert model.model_id == str(tiny_model())
     assert model.device.startswith("CPU")
     assert model.max_row_tokens == 512
-    assert model.memory.weights > 0
+    assert model.memory["weights"] > 0
     assert model.count_tokens(ask()) == 5
     with pytest.raises(TooLong):
         model.count_tokens(ask(max_tokens=600))

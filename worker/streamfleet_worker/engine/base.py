@@ -128,6 +128,10 @@ class Step:
     prompt_tokens: int = 0
     """Prompt tokens computed."""
     generated_tokens: int = 0
+    asked_tokens: int = 0
+    """Prompt tokens that were looked for in the prefix cache."""
+    cached_tokens: int = 0
+    """Those of them that were there, and need not be computed."""
 
 
 class Engine(Protocol):
@@ -136,6 +140,10 @@ class Engine(Protocol):
     @property
     def info(self) -> EngineInfo:
         """What this engine serves."""
+
+    @property
+    def memory(self) -> Mapping[str, int]:
+        """Bytes taken now, by use; may be read from any thread."""
 
     def prepare(self, request: Request) -> Ready:
         """Check a request and make it ready (tokens of its prompt); callable from any thread.

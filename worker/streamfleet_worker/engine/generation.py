@@ -20,7 +20,7 @@ from streamfleet_worker.engine.devices import is_out_of_memory
 from streamfleet_worker.engine.exactness import Exactness
 from streamfleet_worker.engine.forward import Forward, Outcome
 from streamfleet_worker.engine.kv_cache import KVCache
-from streamfleet_worker.engine.memory import ROW_WASTE, Memory, cache_tokens, peak_bytes
+from streamfleet_worker.engine.memory import ROW_WASTE, cache_tokens, peak_bytes
 from streamfleet_worker.engine.model_runner import ModelRunner
 from streamfleet_worker.engine.prefix_cache import BLOCK, PrefixCache
 from streamfleet_worker.engine.preparer import Preparer
@@ -118,14 +118,17 @@ class GenerationEngine:
         return self._info
 
     @property
-    def memory(self) -> Memory:
-        """What it takes now; may be read from any thread."""
-        return Memory(
-            weights=self._loaded.weights_bytes,
-            cache=self._cache.bytes,
-            prefix_cache=self._prefix.bytes,
-            peak=peak_bytes(self._loaded.device),
-        )
+    def memory(self) -> Mapping[str, int]:
+        """Bytes taken now, by use; may be read from any thread.
+
+        The cache's rows take memory as they fill, on a CPU. The peak is the process's there, torch's on a GPU.
+        """
+        return {
+            "weights": self._loaded.weights_bytes,
+            "cache": self._cache.bytes,
+            "prefix_cache": self._prefix.bytes,
+            "peak": peak_bytes(self._loaded.device),
+        }
 
     def warm_up(self) -> None:
         """Run the model once as a batch and compare it with the model alone, before work depends on it.
@@ -224,9 +227,12 @@ class GenerationEngine:
             self._end(
                 key, "expired", step, DeadlineExceeded("the deadline passed before the answer was complete")
             )
+        asked, found = self._prefix.tokens_asked, self._prefix.tokens_found
         todo = self._scheduler.schedule(began)
         for sequence in todo.admitted:
             sequence.started_at = began
+        asked, found = self._prefix.tokens_asked - asked, self._prefix.tokens_found - found
+        step.asked_tokens, step.cached_tokens = asked, found
         self._guard(self._settle, todo.admitted, step)
         self._guard(self._widen, todo.decodes, step)
         decodes = [s for s in todo.decodes if s.slot is not None]

@@ -10,7 +10,7 @@ import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from queue import SimpleQueue
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -21,7 +21,6 @@ from streamfleet_worker.engine.base import Arrival, Engine, Finished, Key, Token
 if TYPE_CHECKING:
     from streamfleet_common.schemas import Prefill, Request
     from streamfleet_worker.engine.generation import GenerationEngine
-    from streamfleet_worker.engine.memory import Memory
 
 FOREVER_S = 10.0**9
 
@@ -65,8 +64,8 @@ class Local:
         return self._engine.info.exact
 
     @property
-    def memory(self) -> Memory:
-        """Bytes taken now."""
+    def memory(self) -> Mapping[str, int]:
+        """Bytes taken now, by use."""
         return self._engine.memory
 
     def count_tokens(self, request: Request) -> int:

@@ -7,7 +7,6 @@ import logging
 import resource
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
@@ -26,18 +25,6 @@ ROW_WASTE = 1.5
 
 LEAST_TOKENS = 128
 """A cache for fewer serves nobody."""
-
-
-@dataclass(frozen=True, slots=True)
-class Memory:
-    """Bytes taken now."""
-
-    weights: int
-    cache: int
-    """Keys and values of running sequences; on a CPU they take memory as they fill."""
-    prefix_cache: int
-    peak: int
-    """The most that was ever taken: of the process's memory on a CPU, of torch's on a GPU."""
 
 
 def peak_bytes(device: torch.device) -> int:

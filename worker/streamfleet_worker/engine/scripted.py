@@ -17,7 +17,7 @@ from streamfleet_common.errors import (
     TooLong,
     Unsupported,
 )
-from streamfleet_common.schemas import FinishReason, Request
+from streamfleet_common.schemas import FinishReason, GenerateRequest, Request
 from streamfleet_worker.engine.base import Arrival, EngineInfo, Key, Output, Room, Step
 from streamfleet_worker.engine.script import Answer, Command, Script, cut
 from streamfleet_worker.engine.scripted_request import Outcome, ScriptedRequest, ScriptedRow
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["Script", "ScriptedEngine"]
 
 
-def _prompt_of(request: Request) -> str:
+def _prompt_of(request: GenerateRequest) -> str:
     if request.messages is not None:
         return request.messages[-1].content
     if request.prompt_token_ids is not None:
@@ -84,12 +84,17 @@ class ScriptedEngine:
         """What this engine serves."""
         return self._info
 
+    @property
+    def memory(self) -> Mapping[str, int]:
+        """Nothing worth telling."""
+        return {}
+
     def prepare(self, request: Request) -> Script:
         """Read the prompt's command.
 
         Raises:
             ModelNotFound: the request names another model.
-            Unsupported: it has a guide.
+            Unsupported: it is no generation, or has a guide.
             TooLong: words of the prompt plus `max_tokens` are over `max_seq_len`.
         """
         if request.model is not None and request.model != self._info.model:
@@ -97,6 +102,8 @@ class ScriptedEngine:
                 f"this worker serves {self._info.model!r}, not {request.model!r}",
                 known=[self._info.model],
             )
+        if not isinstance(request, GenerateRequest):
+            raise Unsupported("a scripted worker only generates", feature=request.kind)
         if request.guide is not None:
             raise Unsupported("a scripted worker knows no guides: leave `guide` out", feature="guide")
         prompt = _prompt_of(request)
@@ -228,7 +235,7 @@ class ScriptedEngine:
         step.outputs.append(Output(request.key, request.finished(state, self._clock(), error)))
 
 
-def _answer(texts: list[str], limit: int, request: Request) -> Answer:
+def _answer(texts: list[str], limit: int, request: GenerateRequest) -> Answer:
     found, stopped = cut(texts, request.stop, request.include_stop)
     reason: FinishReason = "stop" if stopped else "eos"
     if len(found) > limit:

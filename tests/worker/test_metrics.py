@@ -110,7 +110,7 @@ def test_names_and_kinds(metrics: Metrics) -> None:
 def test_the_documentation_names_only_what_is_there() -> None:
     named = set(re.findall(r"`streamfleet_(\w+)", DOCS.read_text()))
     assert named
-    assert named <= {*KINDS, "queue_depth", "queue_max_depth", "queue_dead_letters"}
+    assert named <= {*KINDS, "memory_bytes", "queue_depth", "queue_max_depth", "queue_dead_letters"}
 
 
 def test_every_series_is_there_from_the_start_and_at_zero(metrics: Metrics) -> None:

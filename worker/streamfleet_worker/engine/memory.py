@@ -13,6 +13,7 @@ from types import MappingProxyType
 import torch
 
 from streamfleet_common.errors import ModelLoadFailed
+from streamfleet_worker.engine.scheduler import RESERVED_STEP
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +69,8 @@ def cache_tokens(
     Raises:
         ModelLoadFailed: there is no room for any.
     """
-    wanted = rows * max_len
+    # Reservations are whole steps.
+    wanted = rows * -(-max_len // RESERVED_STEP) * RESERVED_STEP
     if cache_bytes is None:
         free = free_bytes(device)
         budget = None if free is None else int(free * CACHE_SHARE.get(device.type, 0.4))
@@ -76,7 +78,7 @@ def cache_tokens(
         budget = cache_bytes
     if budget is None:
         return wanted
-    tokens = int(budget / (token_bytes * ROW_WASTE)) // 64 * 64
+    tokens = int(budget / (token_bytes * ROW_WASTE)) // RESERVED_STEP * RESERVED_STEP
     if tokens < LEAST_TOKENS:
         raise ModelLoadFailed(
             f"there is no memory for the cache: {budget >> 20} MiB hold {tokens} tokens of {token_bytes} "

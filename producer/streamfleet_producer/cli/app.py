@@ -15,7 +15,7 @@ from streamfleet_producer.cli.result import result
 from streamfleet_producer.cli.status import status
 from streamfleet_producer.cli.stream import stream
 from streamfleet_producer.cli.submit import submit
-from streamfleet_producer.cli.terminal import EXIT_CODES, Group
+from streamfleet_producer.cli.terminal import EXIT_CODES, Command, Group
 from streamfleet_producer.cli.up import up
 from streamfleet_producer.cli.worker import worker
 
@@ -49,4 +49,4 @@ def _options(
 
 
 for command in (demo, up, worker, stream, submit, result, status, cancel, queues):
-    app.command(epilog=EXIT_CODES)(command)
+    app.command(cls=Command, epilog=EXIT_CODES)(command)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Annotated
@@ -11,7 +10,7 @@ import typer
 
 from streamfleet_common.connections import redacted
 from streamfleet_common.errors import InvalidRequest, ModelNotFound
-from streamfleet_common.schemas import ChatMessage, GenerateRequest, Lane, Sampling
+from streamfleet_common.schemas import Lane
 from streamfleet_common.settings import FleetSettings, read
 from streamfleet_producer.client import Client
 
@@ -34,22 +33,6 @@ Queue = Annotated[
 Id = Annotated[
     str, typer.Argument(metavar="ID", help="The request's id, as `submit` printed it.", show_default=False)
 ]
-Prompt = Annotated[
-    str, typer.Argument(metavar="PROMPT", help="The text; `-` reads it from stdin.", show_default=False)
-]
-Chat = Annotated[
-    bool,
-    typer.Option("--chat/--raw", help="Send the text as a chat message, or raw, to be continued."),
-]
-MaxTokens = Annotated[int, typer.Option(help="Longest answer, in tokens.")]
-Temperature = Annotated[float, typer.Option(help="0 takes the likeliest token, always.")]
-TopK = Annotated[int, typer.Option(help="Draw from the k likeliest tokens; 0 from all.")]
-TopP = Annotated[float, typer.Option(help="Draw from the likeliest tokens that make up this probability.")]
-Seed = Annotated[int | None, typer.Option(help="The same seed gives the same draw.", show_default=False)]
-Stop = Annotated[
-    list[str] | None,
-    typer.Option("--stop", help="A text that ends the answer; may be repeated.", show_default=False),
-]
 QueueLane = Annotated[Lane, typer.Option("--lane", help="How urgent it is.")]
 Deadline = Annotated[float, typer.Option("--deadline", help="Seconds after which it is given up.")]
 IdempotencyKey = Annotated[
@@ -64,34 +47,6 @@ def _remember(ctx: typer.Context, value: bool) -> bool:
 
 
 Json = Annotated[bool, typer.Option("--json", help="JSON, for scripts.", callback=_remember)]
-
-
-def request(
-    prompt: str,
-    *,
-    chat: bool,
-    max_tokens: int,
-    temperature: float,
-    top_k: int,
-    top_p: float,
-    seed: int | None,
-    stop: list[str] | None,
-) -> GenerateRequest:
-    """The request that the options describe.
-
-    Raises:
-        InvalidRequest: with everything that is wrong.
-    """
-    text = sys.stdin.read() if prompt == "-" else prompt
-    if not text.strip():
-        raise InvalidRequest("the prompt is empty: there is nothing to answer")
-    return GenerateRequest(
-        prompt=None if chat else text,
-        messages=(ChatMessage(role="user", content=text),) if chat else None,
-        max_tokens=max_tokens,
-        sampling=Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed),
-        stop=tuple(stop or ()),
-    )
 
 
 @asynccontextmanager

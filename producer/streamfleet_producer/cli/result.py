@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from streamfleet_producer.cli import options
-from streamfleet_producer.cli.terminal import print_json, printable, run
+from streamfleet_producer.cli.terminal import print_choices, print_json, printable, run
 
 Timeout = Annotated[
     float | None,
@@ -33,5 +33,7 @@ async def _result(redis_url: str, queue: str | None, rid: str, limit_s: float | 
         end = await fleet.result(rid, timeout=limit_s)
         if json:
             print_json(end.model_dump(mode="json"))
+        elif len(end.choices) > 1:
+            print_choices([choice.text for choice in end.choices])
         else:
             print(printable(end.text) if sys.stdout.isatty() else end.text)

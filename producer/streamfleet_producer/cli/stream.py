@@ -12,24 +12,19 @@ import typer
 
 from streamfleet_common.schemas import End, GenerateRequest
 from streamfleet_producer.cli import options
-from streamfleet_producer.cli.terminal import print_json, printable, run, say, stderr
+from streamfleet_producer.cli.request_options import takes_request
+from streamfleet_producer.cli.terminal import print_choices, print_json, printable, run, say, stderr
 from streamfleet_producer.client import Client
 from streamfleet_producer.ticket import DEADLINE_S, Options
 from streamfleet_producer.token_stream import TokenStream
 
 
+@takes_request
 def stream(
+    request: GenerateRequest,
     *,
-    prompt: options.Prompt,
     queue: options.Queue = None,
     redis_url: options.RedisUrl = options.DEFAULT_URL,
-    chat: options.Chat = True,
-    max_tokens: options.MaxTokens = 128,
-    temperature: options.Temperature = 0.0,
-    top_k: options.TopK = 0,
-    top_p: options.TopP = 1.0,
-    seed: options.Seed = None,
-    stop: options.Stop = None,
     lane: options.QueueLane = "normal",
     deadline: options.Deadline = DEADLINE_S,
     idempotency_key: options.IdempotencyKey = None,
@@ -37,18 +32,9 @@ def stream(
 ) -> None:
     """Ask, and print the answer as it comes.
 
-    Leaving by Ctrl-C cancels the request. With --json each event is a line, the whole result the last one.
+    Of several answers the first one comes so, the others when all are there. Leaving by Ctrl-C cancels the
+    request. With --json each event is a line, the whole result the last one.
     """
-    request = options.request(
-        prompt,
-        chat=chat,
-        max_tokens=max_tokens,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        seed=seed,
-        stop=stop,
-    )
     more = Options(lane=lane, deadline_s=deadline)
     try:
         run(_stream(redis_url, queue, request, idempotency_key=idempotency_key, more=more, json=json))
@@ -76,7 +62,7 @@ async def _stream(
                 if json:
                     await _as_json(tokens)
                     return
-                first_at = await _as_text(tokens)
+                first_at = await _as_text(tokens, several=request.n > 1)
         except asyncio.CancelledError:
             if stderr().is_terminal:
                 say("cancelled", "dim")
@@ -96,23 +82,30 @@ async def _as_json(tokens: TokenStream) -> None:
     print_json(tokens.result.model_dump(mode="json"))
 
 
-async def _as_text(tokens: TokenStream) -> float:
-    """Print the text; gives when the first token came, on the monotonic clock."""
+async def _as_text(tokens: TokenStream, *, several: bool) -> float:
+    """Print the text, of the first answer if there are several, and the others once they are there.
+
+    Gives when the first token came, on the monotonic clock.
+    """
     first_at = 0.0
     last = "\n"
     watched = sys.stdout.isatty()
+    heading = "[1]\n" if several else ""
     try:
         async for delta in tokens:
             first_at = first_at or time.monotonic()
+            if delta.index > 0:
+                continue
             text = printable(delta.text) if watched else delta.text
-            sys.stdout.write(text)
+            sys.stdout.write(heading + text)
             sys.stdout.flush()
-            last = text[-1:] or last
+            heading, last = "", text[-1:] or last
     finally:
         # Whatever ends it, what comes next begins a line.
         if last != "\n":
             sys.stdout.write("\n")
             sys.stdout.flush()
+    print_choices([choice.text for choice in tokens.result.choices[1:]], first=2)
     return first_at or time.monotonic()
 
 
@@ -120,4 +113,5 @@ def _sum_up(end: End, first_s: float, rest_s: float) -> None:
     count = end.usage.completion_tokens
     rate = f", then {(count - 1) / rest_s:.0f} a second" if count > 1 and rest_s > 0 else ""
     plural = "" if count == 1 else "s"
-    say(f"{count} token{plural}, the first after {first_s:.2f} s{rate} ({end.finish_reason})", "dim")
+    reasons = ", ".join(dict.fromkeys(choice.finish_reason for choice in end.choices))
+    say(f"{count} token{plural}, the first after {first_s:.2f} s{rate} ({reasons})", "dim")

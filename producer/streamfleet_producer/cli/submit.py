@@ -9,24 +9,19 @@ import typer
 
 from streamfleet_common.schemas import GenerateRequest
 from streamfleet_producer.cli import options
+from streamfleet_producer.cli.request_options import takes_request
 from streamfleet_producer.cli.terminal import print_json, run
 from streamfleet_producer.ticket import DEADLINE_S, RESULT_TTL_S, Options
 
 ResultTtl = Annotated[float, typer.Option("--result-ttl", help="Seconds for which the answer is kept.")]
 
 
+@takes_request
 def submit(
+    request: GenerateRequest,
     *,
-    prompt: options.Prompt,
     queue: options.Queue = None,
     redis_url: options.RedisUrl = options.DEFAULT_URL,
-    chat: options.Chat = True,
-    max_tokens: options.MaxTokens = 128,
-    temperature: options.Temperature = 0.0,
-    top_k: options.TopK = 0,
-    top_p: options.TopP = 1.0,
-    seed: options.Seed = None,
-    stop: options.Stop = None,
     lane: options.QueueLane = "normal",
     deadline: options.Deadline = DEADLINE_S,
     result_ttl: ResultTtl = RESULT_TTL_S,
@@ -37,16 +32,6 @@ def submit(
 
     The id is for `result`, `status` and `cancel`.
     """
-    request = options.request(
-        prompt,
-        chat=chat,
-        max_tokens=max_tokens,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        seed=seed,
-        stop=stop,
-    )
     more = Options(lane=lane, deadline_s=deadline, result_ttl_s=result_ttl)
     run(_submit(redis_url, queue, request, idempotency_key=idempotency_key, more=more, json=json))
 

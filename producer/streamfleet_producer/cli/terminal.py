@@ -6,14 +6,14 @@ import asyncio
 import json
 import shutil
 import sys
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import typer
 from rich.console import Console
 from rich.text import Text
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from streamfleet_common.errors import (
     BrokerUnavailable,
@@ -82,6 +82,15 @@ def printable(text: str) -> str:
     return "".join(char for char in text if char.isprintable() or char in "\n\t")
 
 
+def print_choices(texts: Sequence[str], first: int = 1) -> None:
+    """Several answers, each below its number, counted from `first`."""
+    watched = sys.stdout.isatty()
+    for number, text in enumerate(texts, first):
+        gap = "\n" if number > 1 else ""
+        sys.stdout.write(f"{gap}[{number}]\n{printable(text) if watched else text}\n")
+    sys.stdout.flush()
+
+
 def program() -> str:
     """How this command is called here, to be typed again: its path where the shell would not find it."""
     called = sys.argv[0]
@@ -102,6 +111,22 @@ def run(coroutine: Coroutine[Any, Any, _T]) -> _T:
             return asyncio.run(coroutine)
         except KeyboardInterrupt:
             raise typer.Exit(end.exit_code) from None
+
+
+class Command(TyperCommand):
+    """A command whose help has its options in groups, where they name one as their panel."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write them, the groups in the order of their first options."""
+        groups: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            line = parameter.get_help_record(ctx)
+            if line is not None:
+                kind = "Arguments" if parameter.param_type_name == "argument" else "Options"
+                groups.setdefault(getattr(parameter, "rich_help_panel", None) or kind, []).append(line)
+        for title, lines in groups.items():
+            with formatter.section(title):
+                formatter.write_dl(lines)
 
 
 class Group(TyperGroup):

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from typer.testing import CliRunner, Result
 
 from command import LIMIT_S, PROGRAM, environment, running, streamfleet
 from hand_worker import HandWorker
+from streamfleet_common.schemas import Envelope, GenerateRequest, Guide, Sampling
 from streamfleet_producer.cli.app import app
 from streamfleet_producer.cli.workers import COMMAND
 from streamfleet_producer.client import Client
@@ -74,6 +76,38 @@ def test_a_prompt_comes_from_stdin(call: Call) -> None:
 def test_stop_and_max_tokens_end_the_text(call: Call) -> None:
     assert call("stream", "ECHO 9", "--stop", " tok3", "--stop", " tok5").stdout == "tok0 tok1 tok2\n"
     assert call("stream", "ECHO 9", "--max-tokens", "2").stdout == "tok0 tok1\n"
+
+
+def test_several_answers_come_below_their_numbers(call: Call) -> None:
+    done = call("stream", "ECHO 2", "-n", "3")
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert done.stdout == "[1]\ntok0#0 tok1#0\n\n[2]\ntok0#1 tok1#1\n\n[3]\ntok0#2 tok1#2\n"
+    rid = call("submit", "ECHO 2", "--n", "3").stdout.strip()
+    assert call("result", rid).stdout == done.stdout
+
+
+def test_as_long_as_it_fits(call: Call) -> None:
+    done = call("stream", "ECHO 5000", "--max-tokens", "fit")
+    assert len(done.stdout.split()) == 4096 - 2
+    assert call("stream", "ECHO 5000", "--max-tokens", "fits").exit_code == 2
+
+
+def test_a_long_prompt_is_cut_if_it_may_be(call: Call) -> None:
+    assert call("stream", "a " * 4000).exit_code == 2
+    assert call("stream", "a " * 4000, "--truncate", "10").exit_code == 0
+
+
+def test_the_prompt_is_shown_on_request(call: Call) -> None:
+    assert call("stream", "ECHO 2", "--echo").stdout == "ECHO 2tok0 tok1\n"
+
+
+def test_log_probabilities_are_among_the_json(call: Call) -> None:
+    *_, end = [
+        json.loads(line)
+        for line in call("stream", "ECHO 1", "--json", "--top-logprobs", "2").stdout.splitlines()
+    ]
+    (choice,) = end["choices"]
+    assert (choice["logprobs"], choice["top_logprobs"]) == ([-0.125], [[[0, -0.125], [1, -1.125]]])
 
 
 def test_stream_as_json_is_an_event_a_line(call: Call) -> None:
@@ -168,6 +202,11 @@ def test_several_queues_want_a_choice(redis_url: str) -> None:
         (("stream", " "), 2, "the prompt is empty"),
         (("stream", "hello", "--temperature", "-1"), 2, "temperature: "),
         (("stream", "hello", "--max-tokens", "30000"), 2, "over the limit of 4096 tokens"),
+        (("stream", "hello", "--min-tokens", "200"), 2, "min_tokens (200) is above max_tokens (128)"),
+        (("stream", "hello", "--n", "65"), 2, "n: "),
+        (("stream", "hello", "--regex", "a+"), 2, "knows no guides"),
+        (("stream", "hello", "--regex", "a+", "--choice", "a"), 2, "give exactly one of json_schema, regex"),
+        (("stream", "hello", "--json-schema", __file__), 2, "json_schema: a JSON document is wanted"),
         (("result", NOBODY), 5, "no such request"),
         (("status", "what"), 5, "no such request"),
         (("cancel", NOBODY), 5, "no such request"),
@@ -215,6 +254,60 @@ def test_a_deadline_is_status_124(tiny: Call) -> None:
     assert tiny("result", rid, "--timeout", "0").exit_code == 124
     assert tiny("cancel", rid).stdout == "cancelled\n"
     assert tiny("result", rid).exit_code == 1
+
+
+def test_every_option_reaches_the_worker(tiny: Call, redis_url: str, tmp_path: Path) -> None:
+    schema = tmp_path / "schema.json"
+    schema.write_text('{"type": "object"}')
+    said = tiny(
+        *("submit", "hello", "--raw", "--max-tokens", "9", "--min-tokens", "2", "-n", "3", "--stop", "."),
+        *("--ignore-eos", "--truncate", "7", "--echo", "--logprobs", "--top-logprobs", "4"),
+        *("--temperature", "0.5", "--top-k", "6", "--top-p", "0.75", "--min-p", "0.125", "--seed", "8"),
+        *("--repetition-penalty", "1.5", "--presence-penalty", "0.25", "--frequency-penalty", "-0.25"),
+        *("--json-schema", str(schema)),
+    )
+    assert (said.exit_code, said.stderr) == (0, "")
+
+    async def take() -> GenerateRequest:
+        async with HandWorker(redis_url, "tiny") as worker:
+            (work,) = await worker.take()
+            assert isinstance(work.envelope.request, GenerateRequest)
+            return work.envelope.request
+
+    assert asyncio.run(take()) == GenerateRequest(
+        prompt="hello",
+        max_tokens=9,
+        min_tokens=2,
+        n=3,
+        stop=(".",),
+        ignore_eos=True,
+        truncate=7,
+        echo=True,
+        logprobs=True,
+        top_logprobs=4,
+        sampling=Sampling(
+            temperature=0.5,
+            top_k=6,
+            top_p=0.75,
+            min_p=0.125,
+            seed=8,
+            repetition_penalty=1.5,
+            presence_penalty=0.25,
+            frequency_penalty=-0.25,
+        ),
+        guide=Guide(json_schema='{"type": "object"}'),
+    )
+
+
+def test_nothing_said_is_the_default_request(tiny: Call, redis_url: str) -> None:
+    assert tiny("submit", "hello", "--raw").exit_code == 0
+
+    async def take() -> Envelope:
+        async with HandWorker(redis_url, "tiny") as worker:
+            (work,) = await worker.take()
+            return work.envelope
+
+    assert asyncio.run(take()).request == GenerateRequest(prompt="hello")
 
 
 def test_ctrl_c_cancels_the_request(tiny: Call, redis_url: str) -> None:
@@ -304,6 +397,22 @@ def test_the_command_imports_neither_a_worker_nor_torch() -> None:
     )
 
     assert subprocess.check_output([sys.executable, "-c", program], text=True) == "[]\n"
+
+
+def test_help_has_the_options_in_groups_and_fits_a_terminal() -> None:
+    for command in ("stream", "submit"):
+        lines = streamfleet(command, "--help", env=environment(COLUMNS="80")).stdout.splitlines()
+        titles = [line for line in lines if line.endswith(":") and not line.startswith(" ")]
+        assert titles == [
+            "Arguments:",
+            "The answer:",
+            "How it is drawn:",
+            "Its form (one of them):",
+            "Options:",
+        ]
+        assert max(map(len, lines)) <= 80
+        listed = [line.split()[0] for line in lines if line.startswith("  --")]
+        assert len(listed) == len(set(listed)) >= 25
 
 
 def test_help_names_every_command_and_status() -> None:

@@ -25,7 +25,8 @@ class Options(TypedDict, total=False):
     `deadline_s`: from acceptance until the request ends as expired; 600 if not given.
     `result_ttl_s`: how long the answer stays readable after the end; 600 if not given.
     `on_restart`: "restart" (the default) runs a request again when its worker is lost; "fail" lets a stream
-    that has shown text fail instead, with an error that may be retried.
+    that has shown text fail instead, with an error that may be retried. It does so wherever the server gives
+    the request to another worker, also one that would go on to the bit: the server cannot tell.
     `retry`: how often a request may be tried, and how long to wait between two tries; a `Retry`, or "never"
     for one try only. If not given, lost workers are made good, and a failure that may be retried is, twice.
     `traceparent`: the caller's trace, as W3C Trace Context writes it.

@@ -17,12 +17,17 @@ from streamfleet_producer.transcript import StreamEvent
 class TokenStream:
     """The events of one request: `async with` it, then iterate.
 
+    When a worker is lost the request runs again from its first token. Where both workers promise each other's
+    bits (`Start.exact`), nobody sees that: the new attempt is compared with what was shown, and goes on
+    silently where that ended. Where they do not, or it differs after all, how the stream is read counts:
+
     `async for delta in tokens` gives the text alone, as one text that is never taken back: each `Delta` once,
-    in order. When a worker is lost the request runs again from its first token; the new attempt is compared
-    with what was shown, token by token, and goes on silently where that ended. If it differs (as sampled text
-    without a seed will), the iteration raises GenerationFailed with `retryable` set, since what was shown is
-    void. `async for event in tokens.events()` gives everything, `Start` and `Prefill` included, and a
-    `Restart` in place of that comparison: then all text so far is to be thrown away. Use one of the two.
+    in order. The new attempt is compared all the same, tokens and text; if it differs, the iteration raises
+    GenerationFailed with `retryable` set, since what was shown is void. `async for event in tokens.events()`
+    gives everything, `Start` and `Prefill` included, and a `Restart`: then all text so far is to be thrown
+    away, and all that the new attempt has said follows. Use one of the two.
+
+    Each delta belongs to one answer, its `index`; those of several answers come as they are made.
 
     After the iteration `result` is the final `End`. Leaving the context before that cancels the request,
     unless it was joined: found by an idempotency key, or attached to.

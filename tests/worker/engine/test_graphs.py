@@ -45,7 +45,7 @@ def decoded(cache: KVCache, slots: list[Slot], lengths: list[int], token_id: int
 def test_replays_give_the_same_states_and_touch_nobody_elses_rows(llama: LoadedModel) -> None:
     runner = ModelRunner(llama)
     plain, recorded = (
-        KVCache(llama.cache_shape, 256, 4096, dtype=llama.dtype, device=llama.device) for _ in range(2)
+        KVCache(llama.cache_shape, 256, 8, 4096, dtype=llama.dtype, device=llama.device) for _ in range(2)
     )
     graphs = DecodeGraphs(runner._compute, replayed)
     lengths = [3, 10, 70, 5, 90]
@@ -81,7 +81,7 @@ def test_replays_give_the_same_states_and_touch_nobody_elses_rows(llama: LoadedM
 @torch.inference_mode()
 def test_passes_with_prompts_are_not_recorded_and_old_memory_is_forgotten(llama: LoadedModel) -> None:
     runner = ModelRunner(llama)
-    cache = KVCache(llama.cache_shape, 256, 4096, dtype=llama.dtype, device=llama.device)
+    cache = KVCache(llama.cache_shape, 256, 8, 4096, dtype=llama.dtype, device=llama.device)
     graphs = DecodeGraphs(runner._compute, replayed)
     slots = [cache.take(10)]
     batch = Batch()
@@ -90,7 +90,7 @@ def test_passes_with_prompts_are_not_recorded_and_old_memory_is_forgotten(llama:
     runner.run(batch)
     cache.start_decoding(slots[0])
     assert graphs.run(decoded(cache, slots, [3], 5)[0]) is not None
-    cache.arenas[0].resize(9)
+    cache.arenas[0].resize(11)
     assert graphs.run(decoded(cache, slots, [4], 5)[0]) is not None
     assert len(graphs) == 1
     assert MAX_GRAPHS > 8

@@ -82,7 +82,12 @@ class GenerationEngine:
         self._loaded = loaded
         self._clock = clock
         self._cache = KVCache(
-            loaded.cache_shape, limit, int(tokens * ROW_WASTE), dtype=loaded.dtype, device=loaded.device
+            loaded.cache_shape,
+            limit,
+            max_batch_size,
+            int(tokens * ROW_WASTE),
+            dtype=loaded.dtype,
+            device=loaded.device,
         )
         self._runner = ModelRunner(loaded, graphs=cuda_graphs)
         self._forward = Forward(self._runner, self._cache)

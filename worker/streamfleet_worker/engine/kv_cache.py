@@ -23,7 +23,7 @@ GRANULE = 64
 """Widths are multiples of this many tokens."""
 
 FIRST_ROWS = 4
-"""Rows of an arena when its first sequence comes; it doubles when they are taken."""
+"""Rows of an arena on a GPU when its first sequence comes; it doubles when they are taken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,14 +183,23 @@ class KVCache:
     Args:
         shape: sizes of a token's keys and values.
         max_len: the longest sequence, in tokens.
+        max_rows: sequences that run at once.
         max_tokens: tokens in all rows together, each row counted at its full width; beyond it arenas give up
             rows they do not use before another grows.
     """
 
     def __init__(
-        self, shape: CacheShape, max_len: int, max_tokens: int, *, dtype: torch.dtype, device: torch.device
+        self,
+        shape: CacheShape,
+        max_len: int,
+        max_rows: int,
+        max_tokens: int,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> None:
         self.shape = shape
+        self.max_rows = max_rows
         self.max_tokens = max_tokens
         self.token_bytes = shape.bytes(dtype)
         self._widths = widths(max_len)
@@ -259,12 +268,15 @@ class KVCache:
                 arena.resize(len(arena.slots))
 
     def _enlarge(self, arena: Arena) -> None:
-        rows = max(FIRST_ROWS, 2 * arena.capacity)
+        rows = self.max_rows
+        if arena.keys.device.type != "cpu":
+            # Only a CPU's rows take no memory before they fill. To enlarge an arena is to copy it.
+            rows = min(rows, max(FIRST_ROWS, 2 * arena.capacity))
         others = sum(a.capacity * a.width for a in self.arenas if a is not arena)
         if others + rows * arena.width > self.max_tokens:
             self.trim()
-            rows = len(arena.slots) + 1
-        arena.resize(rows)
+            rows = 0
+        arena.resize(max(rows, len(arena.slots) + 1))
 
     def _index(self, length: int) -> int:
         for index, width in enumerate(self._widths):

@@ -1,113 +1,157 @@
-"""The sampler against transformers' own processors, and against plain arithmetic."""
+"""The sampler's face: greedy choice, draws that depend on their row alone, rows that fail alone."""
 
 import math
 from typing import Any
 
 import pytest
 import torch
-from transformers.generation.logits_process import (
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from sampler_rows import VOCAB, named, row, sampled, tokens
+from streamfleet_common.errors import GenerationFailed
 from streamfleet_common.schemas import Sampling
-from streamfleet_worker.engine.sampler import Draw, logprobs, sample, uniform
+from streamfleet_worker.engine.draw import uniform
+from streamfleet_worker.engine.sampler import Row, sample
+
+DRAWS = [
+    Sampling(temperature=1.0),
+    Sampling(temperature=0.8, top_k=20),
+    Sampling(temperature=0.8, top_k=100),
+    Sampling(temperature=1.2, top_p=0.9),
+    Sampling(temperature=3.0, top_p=0.99),
+    Sampling(temperature=1.2, min_p=0.2),
+    Sampling(temperature=1.2, top_k=50, top_p=0.9, min_p=0.01),
+]
 
 
-def distribution(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
-    """What transformers would draw from, `[vocab_size]`."""
-    warpers: list[Any] = [TemperatureLogitsWarper(sampling.temperature)]
-    if sampling.top_k:
-        warpers.append(TopKLogitsWarper(sampling.top_k))
-    if sampling.top_p < 1:
-        warpers.append(TopPLogitsWarper(sampling.top_p))
-    scores = logits[None]
-    for warper in warpers:
-        scores = warper(None, scores)
-    return torch.softmax(scores[0].double(), dim=-1)
+class Even:
+    """A guide that allows even ids only."""
 
+    def matcher(self) -> "Even":
+        return self
 
-def draws(logits: torch.Tensor, sampling: Sampling, count: int) -> torch.Tensor:
-    """How often each token comes in `count` draws, `[vocab_size]`."""
-    rows = logits.expand(count, -1)
-    found = sample(rows, [Draw(sampling, seed=9, index=i) for i in range(count)])
-    return torch.bincount(torch.tensor(found), minlength=logits.shape[-1])
+    def fill(self, bitmask: torch.Tensor) -> None:
+        bitmask[:] = 0x55555555
 
-
-@pytest.mark.parametrize("vocab", [12, 500])
-@pytest.mark.parametrize(
-    "sampling",
-    [
-        Sampling(temperature=1.0),
-        Sampling(temperature=0.5),
-        Sampling(temperature=2.0, top_k=5),
-        Sampling(temperature=1.0, top_p=0.7),
-        Sampling(temperature=1.3, top_k=8, top_p=0.8),
-        Sampling(temperature=3.0, top_p=0.99),
-        Sampling(temperature=3.0, top_k=200, top_p=0.95),
-        Sampling(temperature=1.0, top_p=0.0),
-        Sampling(temperature=1.0, top_k=1),
-        Sampling(temperature=1.0, top_k=1_000_000),
-    ],
-)
-def test_support_and_frequency_are_those_of_transformers(vocab: int, sampling: Sampling) -> None:
-    logits = torch.randn(vocab, generator=torch.Generator().manual_seed(3)) * 2
-    expected = distribution(logits, sampling)
-    count = 4000
-    found = draws(logits, sampling, count)
-    assert not found[expected == 0].any(), "drawn from outside the support"
-    likely = expected * count >= 5
-    chi_square = ((found - expected * count) ** 2 / (expected * count))[likely].sum().item()
-    freedom = int(likely.sum()) - 1
-    # Mean and spread of a chi-square: 5 spreads above the mean is no accident.
-    assert chi_square <= freedom + 5 * math.sqrt(2 * max(freedom, 1))
+    def accept(self, token_id: int) -> None:
+        assert token_id % 2 == 0
 
 
 def test_greedy_takes_the_likeliest_and_of_equals_the_lowest_id() -> None:
     logits = torch.tensor([[0.0, 3.0, 1.0, 3.0], [5.0, 5.0, 5.0, 5.0], [-1.0, -2.0, -3.0, -0.5]])
-    assert sample(logits, [Draw(Sampling(), 0, 0)] * 3) == [1, 0, 3]
+    assert tokens(logits, [row() for _ in range(3)]) == [1, 0, 3]
     wide = torch.zeros(2, 5000)
     wide[:, [77, 4321]] = 1.0
-    assert sample(wide, [Draw(Sampling(), 0, 0)] * 2) == [77, 77]
+    assert tokens(wide, [row(), row()]) == [77, 77]
 
 
-def test_cuts_keep_the_lower_ids_of_equals() -> None:
-    logits = torch.zeros(6)
-    assert set(draws(logits, Sampling(temperature=1.0, top_k=2), 200).nonzero().flatten().tolist()) == {0, 1}
-    half = draws(logits, Sampling(temperature=1.0, top_p=0.5), 200)
-    assert set(half.nonzero().flatten().tolist()) == {0, 1, 2}
+def test_greedy_asks_for_no_seed_and_ignores_the_cuts() -> None:
+    logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(1))
+    best = int(logits.argmax())
+    for sampling in (Sampling(), Sampling(top_p=0.0), Sampling(top_p=1.0), Sampling(top_k=3, min_p=1.0)):
+        assert {tokens(logits, [row(sampling, seed=seed)])[0] for seed in range(5)} == {best}
 
 
-def test_tiny_temperatures_are_as_good_as_greedy() -> None:
-    logits = torch.tensor([1.0, 9.0, 8.99, -4.0])
-    assert draws(logits, Sampling(temperature=1e-9), 50).tolist() == [0, 50, 0, 0]
-    # Less than float32 can tell from 0.
-    assert draws(logits, Sampling(temperature=1e-50), 50).tolist() == [0, 50, 0, 0]
-    assert draws(logits, Sampling(temperature=5e-324, top_k=2, top_p=0.5), 50).tolist() == [0, 50, 0, 0]
+def test_no_rows_give_nothing() -> None:
+    assert sample(torch.zeros(0, VOCAB), []) == []
 
 
-def test_a_draw_depends_on_seed_and_index_alone() -> None:
-    generator = torch.Generator().manual_seed(4)
-    logits = torch.randn(16, 300, generator=generator)
-    kinds = [
-        Sampling(),
-        Sampling(temperature=1.0),
-        Sampling(temperature=0.8, top_k=20),
-        Sampling(temperature=1.2, top_p=0.9),
-        Sampling(temperature=1.2, top_k=50, top_p=0.9),
-    ]
-    asked = [Draw(kinds[row % 5], seed=row, index=row * 3) for row in range(16)]
-    together = sample(logits, asked)
-    alone = [sample(logits[row : row + 1], [asked[row]])[0] for row in range(16)]
-    order = [5, 3, 11, 0, 15]
-    shuffled = sample(logits[order], [asked[row] for row in order])
-    assert together == alone
-    assert shuffled == [together[row] for row in order]
-    assert (
-        sample(logits[:1].expand(40, -1), [Draw(kinds[1], 1, i) for i in range(40)])
-        != [sample(logits[:1], [Draw(kinds[1], 1, 0)])[0]] * 40
+# --- one row, whatever the others ------------------------------------------------------------
+
+
+def requests() -> st.SearchStrategy[dict[str, Any]]:
+    """Fields of one row, with any mixture of features."""
+    some_id = st.integers(0, VOCAB - 1)
+    sampling = st.builds(
+        Sampling,
+        temperature=st.sampled_from([0.0, 0.0, 0.3, 1.0, 5.0]),
+        top_k=st.sampled_from([0, 0, 1, 5, 64, 1000]),
+        top_p=st.sampled_from([1.0, 1.0, 0.9, 0.5, 0.0]),
+        min_p=st.sampled_from([0.0, 0.0, 0.1]),
+        repetition_penalty=st.sampled_from([1.0, 1.0, 1.3, 0.7]),
+        presence_penalty=st.sampled_from([0.0, 0.0, 0.5]),
+        frequency_penalty=st.sampled_from([0.0, 0.0, 1.05]),
+        logit_bias=st.dictionaries(some_id, st.sampled_from([-5.0, 0.5, 3.0]), max_size=3),
     )
+    top = st.sampled_from([0, 0, 3, 20])
+    return st.fixed_dictionaries(
+        {
+            "sampling": sampling,
+            "seed": st.integers(0, 2**53),
+            "prompt": st.lists(some_id, min_size=1, max_size=8),
+            "answer": st.lists(some_id.filter(lambda token_id: token_id % 2 == 0), max_size=8),
+            "bad_words": st.lists(st.lists(some_id, min_size=1, max_size=2).map(tuple), max_size=3).map(
+                tuple
+            ),
+            "min_tokens": st.sampled_from([0, 6]),
+            "guide": st.sampled_from([None, None, Even()]),
+            "top_logprobs": top,
+            "logprobs": st.booleans(),
+        }
+    )
+
+
+def made(fields: dict[str, Any], vocab: int) -> Row:
+    return row(vocab=vocab, **{**fields, "top_logprobs": fields["top_logprobs"] * fields["logprobs"]})
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    asked=st.lists(requests(), min_size=2, max_size=7),
+    vocab=st.sampled_from([VOCAB, 64, 301, 5000]),
+    scale=st.sampled_from([0.2, 3.0]),
+    coarse=st.booleans(),
+    seed=st.integers(0, 1000),
+    data=st.data(),
+)
+def test_a_row_gets_the_same_bits_alone_and_in_any_company(
+    *, asked: list[dict[str, Any]], vocab: int, scale: float, coarse: bool, seed: int, data: st.DataObject
+) -> None:
+    logits = torch.randn(len(asked), vocab, generator=torch.Generator().manual_seed(seed)) * scale
+    if coarse:
+        logits = logits.bfloat16().float()  # with many equals
+    together = sample(logits.clone(), [made(fields, vocab) for fields in asked])
+    order = data.draw(st.permutations(range(len(asked))))[: data.draw(st.integers(1, len(asked)))]
+    fewer = sample(logits[order].clone(), [made(asked[place], vocab) for place in order])
+    alone = [sample(logits[[i]].clone(), [made(asked[i], vocab)])[0] for i in range(len(asked))]
+    assert list(map(told, together)) == list(map(told, alone))
+    assert list(map(told, fewer)) == [told(together[place]) for place in order]
+
+
+def told(found: object) -> object:
+    return str(found) if isinstance(found, GenerationFailed) else found
+
+
+def test_bits_are_the_same_at_the_size_of_a_real_vocabulary() -> None:
+    generator = torch.Generator().manual_seed(4)
+    logits = torch.randn(2 * len(DRAWS), 50_257, generator=generator)
+    logits[::2] *= 4
+    rows = [row(DRAWS[place // 2], seed=place, answer=[5] * place) for place in range(len(logits))]
+    together = tokens(logits, rows)
+    alone = [tokens(logits[[place]], [rows[place]])[0] for place in range(len(rows))]
+    order = [5, 3, 11, 0, 9]
+    assert together == alone
+    assert tokens(logits[order], [rows[place] for place in order]) == [together[place] for place in order]
+
+
+def test_a_draw_depends_on_seed_and_place() -> None:
+    logits = torch.zeros(1, VOCAB)
+    flat = Sampling(temperature=1.0)
+    by_seed = {tokens(logits, [row(flat, seed=seed)])[0] for seed in range(200)}
+    by_place = {tokens(logits, [row(flat, answer=[0] * place)])[0] for place in range(200)}
+    assert by_seed == by_place == set(range(VOCAB))
+    assert tokens(logits, [row(flat, seed=7, answer=[9, 9])]) == tokens(
+        logits, [row(flat, seed=7, answer=[1, 3])]
+    )
+
+
+def test_count_is_the_place_of_the_next_token() -> None:
+    one = row()
+    assert one.count == 0
+    one.append(5)
+    one.append(6)
+    assert one.count == 2
 
 
 def test_uniform_numbers_are_uniform_and_unlike() -> None:
@@ -120,26 +164,43 @@ def test_uniform_numbers_are_uniform_and_unlike() -> None:
     assert abs(torch.corrcoef(pairs)[0, 1].item()) < 0.1
 
 
+# --- failures --------------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=1.0, top_k=3, top_p=0.9)])
-def test_a_bad_row_fails_alone(bad: float, sampling: Sampling) -> None:
-    logits = torch.randn(5, 40, generator=torch.Generator().manual_seed(5))
-    asked = [Draw(sampling, seed=row, index=0) for row in range(5)]
-    healthy = sample(logits, asked)
+@pytest.mark.parametrize("sampling", [Sampling(), *DRAWS], ids=named)
+@pytest.mark.parametrize("vocab", [VOCAB, 1000])
+def test_a_bad_row_fails_alone(bad: float, sampling: Sampling, vocab: int) -> None:
+    logits = torch.randn(5, vocab, generator=torch.Generator().manual_seed(5))
+    rows = [row(sampling, seed=place, logprobs=True, top_logprobs=2) for place in range(5)]
+    healthy = sample(logits.clone(), rows)
     logits[2, 7] = bad
-    assert sample(logits, asked) == [*healthy[:2], None, *healthy[3:]]
+    found = sample(logits.clone(), rows)
+    assert found[:2] + found[3:] == healthy[:2] + healthy[3:]
+    assert isinstance(found[2], GenerationFailed)
+    assert found[2].reason == "not_finite"
     logits[2] = -math.inf
-    assert sample(logits, asked)[2] is None
+    found = sample(logits.clone(), rows)
+    assert found[:2] + found[3:] == healthy[:2] + healthy[3:]
+    assert isinstance(found[2], GenerationFailed)
 
 
-def test_forbidden_tokens_are_never_drawn() -> None:
-    logits = torch.full((50, 30), -math.inf)
-    logits[:, [4, 20]] = 0.0
-    found = sample(logits, [Draw(Sampling(temperature=2.0), 3, i) for i in range(50)])
-    assert set(found) == {4, 20}
+def test_a_nan_is_seen_behind_a_ban() -> None:
+    logits = torch.zeros(3, VOCAB)
+    logits[0, 2] = logits[1, 3] = math.nan
+    rows = [row(min_tokens=1), row(guide=Even()), row(guide=Even())]
+    first, second, third = sample(logits, rows)
+    assert isinstance(first, GenerationFailed)
+    assert isinstance(second, GenerationFailed)
+    assert sampled(third).token_id == 0
 
 
-def test_logprobs_are_the_models_own() -> None:
-    logits = torch.tensor([[1.0, 2.0, 3.0], [0.0, 0.0, 0.0]])
-    expected = [2.0 - math.log(math.e + math.e**2 + math.e**3), -math.log(3)]
-    assert logprobs(logits, [1, 2]) == pytest.approx(expected, abs=1e-6)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_row_without_an_allowed_token_fails_alone_and_says_why(temperature: float) -> None:
+    sampling = Sampling(temperature=temperature)
+    banned = row(sampling, bad_words=tuple((token_id,) for token_id in range(VOCAB)))
+    found = sample(torch.zeros(3, VOCAB), [row(sampling), banned, row(sampling)])
+    assert isinstance(found[1], GenerationFailed)
+    assert found[1].reason == "all_banned"
+    assert "bad_words" in str(found[1])
+    assert [sampled(found[0]), sampled(found[2])]

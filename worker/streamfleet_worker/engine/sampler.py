@@ -1,146 +1,257 @@
-"""Logits to token ids, strictly per row: a row's token depends on its own logits, parameters and seed.
+"""Logits to token ids, strictly per row: a row's token depends on its own logits, request and answer.
 
-The order is temperature, top_k, top_p, draw. Both cuts keep the likeliest tokens, those of lower id first
-among equals. The draw is the inverse of the cumulative distribution, in float64 and in order of ids, at a
-number that depends on seed and token index alone. It is the same token in any batch.
+The order is that of `Sampling`: bias, penalties, bans, guide, then greedy choice or a draw. Log-probabilities
+are the model's own, before all of it. Randomness is counter-based: the number that draws a token is a hash of
+the seed and the token's place in the answer. On a CPU a row's token is the same to the bit in any batch.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
+from streamfleet_common.errors import GenerationFailed, StreamfleetError
+from streamfleet_worker.engine import edits
+from streamfleet_worker.engine.blocks import Blocks, moved
+from streamfleet_worker.engine.draw import Draw, Draws, uniform
+from streamfleet_worker.engine.edits import Edits
+
 if TYPE_CHECKING:
-    from streamfleet_common.schemas import Sampling
+    from streamfleet_worker.engine.prepared import Prepared
 
-_MASK = (1 << 64) - 1
-_LIKELIEST = 64
-"""Tokens that `top_p` looks at first; nearly always they hold its mass, and sorting all is spared."""
+Top = tuple[tuple[int, float], ...]
+"""The likeliest tokens and their log-probabilities, the best first, of equals the lower id."""
 
-
-def _mix(value: int) -> int:
-    """The finalizer of SplitMix64 (Steele, Lea and Flood, 2014): every bit of the input moves all bits."""
-    value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
-    value = (value ^ (value >> 27)) * 0x94D049BB133111EB & _MASK
-    return value ^ (value >> 31)
+_LISTED = 32
+"""Tokens from which the likeliest are listed; more than may be asked for, so that equals are seen."""
+_SCORED_ROWS = 8
+"""Rows whose log-probabilities are computed at once on a CPU: more would not stay in its caches."""
 
 
-def uniform(seed: int, index: int) -> float:
-    """A number in [0, 1) for the token at `index`, the same wherever and whenever it is asked for."""
-    gamma = 0x9E3779B97F4A7C15
-    bits = _mix((_mix((seed + gamma) & _MASK) + (index + 1) * gamma) & _MASK)
-    return (bits >> 11) / (1 << 53)
+class Row:
+    """One answer while it grows: what its request asks of each token, and what that must remember.
+
+    Args:
+        prepared: the request.
+        seed: of its draws.
+        eos_token_ids: the model's own end tokens.
+        vocab_size: logits a row.
+    """
+
+    __slots__ = ("_count", "edits", "logprobs", "plain", "sampling", "seed", "top_logprobs")
+
+    def __init__(self, prepared: Prepared, seed: int, eos_token_ids: frozenset[int], vocab_size: int) -> None:
+        self.sampling = prepared.sampling
+        self.seed = seed
+        self.logprobs = prepared.logprobs
+        self.top_logprobs = prepared.top_logprobs if prepared.logprobs else 0
+        ends = prepared.stop_token_ids if prepared.ignore_eos else prepared.stop_token_ids | eos_token_ids
+        changes = Edits(prepared, ends, vocab_size)
+        self.edits = changes if changes.any else None
+        self.plain = self.edits is None and not self.logprobs and not self.sampling.temperature
+        """Whether the likeliest token's id is all that is asked for."""
+        self._count = 0
+
+    @property
+    def count(self) -> int:
+        """Tokens of the answer so far: the place of the next one."""
+        return self._count
+
+    def append(self, token_id: int) -> None:
+        """Take the next token of the answer.
+
+        Raises:
+            Exception: whatever the guide's matcher raises on a token that does not fit.
+        """
+        self._count += 1
+        if self.edits is not None:
+            self.edits.append(token_id)
 
 
-@dataclass(frozen=True, slots=True)
-class Draw:
-    """What decides a row's next token besides its logits."""
+@dataclass(slots=True)
+class Sampled:
+    """A token of an answer."""
 
-    sampling: Sampling
-    seed: int
-    index: int
-    """The token's place in the answer, from 0."""
+    token_id: int
+    logprob: float | None
+    """None unless asked for."""
+    top: Top
+    """Empty unless asked for."""
 
 
-def sample(logits: torch.Tensor, draws: Sequence[Draw]) -> list[int | None]:
+def sample(logits: torch.Tensor, rows: Sequence[Row]) -> list[Sampled | StreamfleetError]:
     """The next token of each row.
 
+    Two transfers from the device at most; one, as long as no row asks for log-probabilities and the likeliest
+    tokens hold all that the cuts leave.
+
     Args:
-        logits: float32, `[rows, vocab_size]`.
-        draws: one for each row.
+        logits: float32, `[rows, vocab_size]`. May be overwritten.
+        rows: one for each row of the logits; they do not change.
 
     Returns:
-        One id for each row; None where the logits are no numbers to choose by (a NaN, an infinite or no
-        finite maximum). The other rows do not notice.
+        For each row a token, or why there is none: its logits are no numbers to choose by (a NaN, an infinite
+        maximum), or every token is banned. The other rows do not notice.
     """
-    best = logits.amax(dim=-1)
-    chosen = logits.argmax(dim=-1)  # the first, so the lowest id, of equals
-    drawn = [i for i, draw in enumerate(draws) if draw.sampling.temperature > 0]
-    if drawn:
-        rows = torch.tensor(drawn, device=logits.device)
-        # Apple's GPUs have no float64.
-        place = "cpu" if logits.device.type == "mps" else logits.device
-        found = _sample(logits[rows].to(place), best[rows].to(place), [draws[i] for i in drawn])
-        chosen[rows] = found.to(logits.device)
-    usable = torch.isfinite(best).tolist()
-    return [token if good else None for token, good in zip(chosen.tolist(), usable, strict=True)]
+    if not rows:
+        return []
+    if logits.device.type == "mps":
+        logits = logits.cpu()  # Apple's GPUs have no float64, and share the CPU's memory
+    raw = logits.contiguous()
+    logits, failed = _edit(raw, rows)
+    chosen = _argmax(logits)
+    best = logits.gather(1, chosen[:, None])[:, 0]
+    draws = _draws(logits, rows)
+    unsure = torch.zeros_like(best)
+    if draws is not None:
+        places = moved(torch.tensor(draws.rows), logits.device)
+        chosen[places], found = draws.likely()
+        unsure[places] = found.float()
+    ids, bests, again = torch.stack((chosen.double(), best.double(), unsure.double())).tolist()
+    for place, number in enumerate(bests):
+        if not math.isfinite(number):
+            failed.setdefault(place, _no_choice(number, rows[place]))
+    late = [place for place, needed in enumerate(again) if needed and place not in failed]
+    asked = [place for place, row in enumerate(rows) if row.logprobs and place not in failed]
+    if draws is not None and late:
+        chosen[moved(torch.tensor(late), logits.device)] = draws.thorough(late)
+    top = max((rows[place].top_logprobs for place in asked), default=0)
+    lines: list[Sequence[float]] = []
+    if late or asked:
+        scores = _scores(raw, asked, chosen, top)
+        numbers = torch.cat((chosen.double(), scores.flatten())).tolist()
+        ids, lines = numbers[: len(rows)], _lines(numbers[len(rows) :], scores.shape[1])
+    results: list[Sampled | StreamfleetError] = [
+        failed[place] if place in failed else Sampled(int(token_id), None, ())
+        for place, token_id in enumerate(ids)
+    ]
+    for place, line in zip(asked, lines, strict=True):
+        logprob, likeliest = _read(line, rows[place].top_logprobs, raw[place])
+        results[place] = Sampled(int(ids[place]), logprob, likeliest)
+    return results
 
 
-def logprobs(logits: torch.Tensor, token_ids: Sequence[int]) -> list[float]:
-    """Natural log-probabilities of tokens under the model's own distribution.
+def score(logits: torch.Tensor, token_ids: Sequence[int], top: int) -> tuple[list[float], list[Top]]:
+    """Natural log-probabilities of the tokens that came, and the likeliest in their places.
 
-    It is `log_softmax` in float32 of the logits as they came: before temperature, `top_k` and `top_p`.
+    They are those of the model's own distribution: `log_softmax` in float32.
 
     Args:
-        logits: float32, `[rows, vocab_size]`.
-        token_ids: one for each row.
+        logits: float32, `[n, vocab_size]`.
+        token_ids: the token that came at each place.
+        top: how many of the likeliest to list, at most 31.
+
+    Returns:
+        Log-probabilities, which are not finite where the logits are not; and the lists, empty if `top` is 0.
     """
-    targets = torch.tensor(token_ids, device=logits.device)
-    scores = torch.log_softmax(logits, dim=-1).gather(1, targets[:, None])
-    found: list[float] = scores[:, 0].tolist()
-    return found
+    if not token_ids:
+        return [], []
+    if logits.device.type == "mps":
+        logits = logits.cpu()
+    came = moved(torch.tensor(token_ids), logits.device)
+    lines = _scores(logits, range(len(token_ids)), came, top).tolist()
+    found = [_read(line, top, row) for line, row in zip(lines, logits, strict=True)]
+    return [logprob for logprob, _ in found], [likeliest for _, likeliest in found]
 
 
-def _sample(logits: torch.Tensor, best: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
-    """Token ids, `[rows]`, of rows with a temperature; void for rows that hold a NaN."""
-    device = logits.device
-    temperature = torch.tensor([d.sampling.temperature for d in draws], device=device)
-    # One that float32 takes for 0 would make 0 / 0 of the best.
-    temperature.clamp_(min=torch.finfo(temperature.dtype).tiny)
-    # Minus the maximum first: a tiny temperature then sends the others to -inf, not the best to +inf.
-    scores = (logits - best[:, None]) / temperature[:, None]
-    weights = scores.double().exp()
-    kept = _kept(scores, weights, draws)
-    if kept is not None:
-        weights = weights * kept
-    # Sums are taken as the last of the cumulative ones: that order is fixed for a row, while a plain
-    # sum may be split between threads by the number of rows.
-    cumulative = weights.cumsum(dim=-1)
-    total = cumulative[:, -1:].contiguous()
-    numbers = [uniform(d.seed, d.index) for d in draws]
-    u = torch.tensor(numbers, dtype=torch.float64, device=device)[:, None]
-    found = torch.searchsorted(cumulative, u * total, right=True)
-    # Rounding may put u * total on the very end; the last token with any weight begins where the sum
-    # first reaches its total.
-    last = torch.searchsorted(cumulative, total)
-    return torch.minimum(found, last)[:, 0].clamp_(max=logits.shape[-1] - 1)
+# --- choice -------------------------------------------------------------------------------------
 
 
-def _kept(scores: torch.Tensor, weights: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor | None:
-    """Which tokens `top_k` and `top_p` leave, bool `[rows, vocab_size]`; None if they cut nothing.
+def _edit(logits: torch.Tensor, rows: Sequence[Row]) -> tuple[torch.Tensor, dict[int, StreamfleetError]]:
+    changes = {place: row.edits for place, row in enumerate(rows) if row.edits is not None}
+    if not changes:
+        return logits, {}
+    if any(rows[place].logprobs for place in changes):
+        logits = logits.clone()
+    return logits, edits.apply(logits, changes)
 
-    Both leave the likeliest tokens, so for each row all that is to be found is how many.
+
+def _argmax(logits: torch.Tensor) -> torch.Tensor:
+    """The likeliest token of each row, of equals the lowest id, and a NaN before all: int64 `[rows]`."""
+    if logits.device.type == "cpu":
+        # A tenth of what torch takes.
+        return torch.from_numpy(logits.numpy().argmax(axis=-1))
+    return logits.argmax(dim=-1)
+
+
+def _draws(logits: torch.Tensor, rows: Sequence[Row]) -> Draws | None:
+    draws = [
+        Draw(place, row.sampling, uniform(row.seed, row.count))
+        for place, row in enumerate(rows)
+        if row.sampling.temperature > 0
+    ]
+    return Draws(Blocks(logits), draws, logits.shape[1]) if draws else None
+
+
+def _no_choice(best: float, row: Row) -> GenerationFailed:
+    if best == -math.inf and row.edits is not None:
+        return GenerationFailed(
+            "no token may come next: bad_words, min_tokens and guide together rule out every one",
+            reason="all_banned",
+        )
+    return GenerationFailed(
+        "the model gave no usable numbers (NaN or infinity) for this request", reason="not_finite"
+    )
+
+
+# --- log-probabilities --------------------------------------------------------------------------
+
+
+def _scores(logits: torch.Tensor, rows: Sequence[int], token_ids: torch.Tensor, top: int) -> torch.Tensor:
+    """Log-probabilities of tokens and of the likeliest, a line for each of some rows; see `_read`.
+
+    Args:
+        logits: float32, `[…, vocab_size]`.
+        rows: which of its rows, `[n]`.
+        token_ids: int64, a token for each row of the logits.
+        top: how many of the likeliest.
+
+    Returns:
+        float64, `[n, 2 + 2 * top]`: that of the token; 1 if so many are equal that others may be as likely
+        as the last of the likeliest, else 0; the ids of the likeliest; theirs, -inf where there are no more.
     """
-    vocab = scores.shape[-1]
-    limits = [min(draw.sampling.top_k or vocab, vocab) for draw in draws]
-    nuclei = [draw.sampling.top_p for draw in draws]
-    if all(k == vocab for k in limits) and all(p >= 1 for p in nuclei):
-        return None
-    device = scores.device
-    size = min(vocab, max(_LIKELIEST, *(k for k in (*limits, 0) if k < vocab)))
-    top = torch.topk(scores, size).values
-    limit = torch.tensor(limits, device=device)
-    nucleus = torch.tensor(nuclei, dtype=torch.float64, device=device)
+    size = _SCORED_ROWS if logits.device.type == "cpu" else max(1, len(rows))
+    lines = [logits.new_zeros(0, 2 + 2 * top, dtype=torch.float64)]
+    places_ = moved(torch.tensor(rows, dtype=torch.int64), logits.device)
+    for start in range(0, len(rows), size):
+        places = places_[start : start + size]
+        part = logits.index_select(0, places)
+        scores = torch.log_softmax(part, dim=-1)
+        columns = [scores.gather(1, token_ids[places, None])]
+        if top:
+            columns += _likeliest(part, scores, top)
+        else:
+            columns.append(torch.zeros_like(columns[0]))
+        lines.append(torch.cat([column.double() for column in columns], dim=1))
+    return torch.cat(lines)
 
-    cumulative = top.double().exp().cumsum(dim=-1)
-    cut = cumulative.gather(1, (limit - 1).clamp(max=size - 1)[:, None])[:, 0]
-    mass = nucleus * torch.where(limit < vocab, cut, weights.cumsum(dim=-1)[:, -1])
-    needed = (cumulative < mass[:, None]).sum(dim=-1) + 1
-    count = torch.where(nucleus < 1, torch.minimum(needed, limit), limit)
-    edge = top.gather(1, (count - 1).clamp(max=size - 1)[:, None])
-    for row in torch.nonzero(count > size)[:, 0].tolist():
-        # No cut at all, or a nucleus wider than what was sorted.
-        ordered = torch.sort(scores[row], descending=True).values
-        reached = (ordered.double().exp().cumsum(dim=-1) < mass[row]).sum() + 1
-        count[row] = reached.clamp(max=vocab) if nuclei[row] < 1 else vocab
-        edge[row] = ordered[count[row] - 1]
 
-    kept = scores >= edge
-    if bool((kept.sum(dim=-1) == count).all()):
-        return kept
-    above, equal = scores > edge, scores == edge
-    room = count[:, None] - above.sum(dim=-1, keepdim=True)
-    return above | (equal & (equal.cumsum(dim=-1) <= room))
+def _likeliest(logits: torch.Tensor, scores: torch.Tensor, top: int) -> tuple[torch.Tensor, ...]:
+    values, ids = Blocks(logits).likeliest(torch.arange(len(logits), device=logits.device), _LISTED)
+    last = values[:, -1:]
+    ids, order = ids.sort(dim=-1)
+    values, order = values.gather(1, order).sort(stable=True, dim=-1, descending=True)
+    values, ids = values[:, :top], ids.gather(1, order)[:, :top]
+    unsure = (values[:, -1:] == last) & ~torch.isneginf(last)
+    known = scores.gather(1, ids.clamp(max=scores.shape[1] - 1))
+    return unsure, ids, torch.where(torch.isneginf(values), values, known)
+
+
+def _read(line: Sequence[float], top: int, logits: torch.Tensor) -> tuple[float, Top]:
+    """A token's log-probability and the `top` likeliest, from a line of `_scores` and the row's logits."""
+    logprob, unsure, *numbers = line
+    half = len(numbers) // 2
+    ids, logprobs = numbers[:half][:top], numbers[half:][:top]
+    if unsure and top:
+        order = torch.sort(logits, stable=True, dim=-1, descending=True).indices[:top]
+        ids, logprobs = order.tolist(), torch.log_softmax(logits, dim=-1)[order].tolist()
+    likeliest = zip(ids, logprobs, strict=True)
+    return logprob, tuple((int(token_id), value) for token_id, value in likeliest if value > -math.inf)
+
+
+def _lines(numbers: Sequence[float], width: int) -> list[Sequence[float]]:
+    return [numbers[start : start + width] for start in range(0, len(numbers), width)]

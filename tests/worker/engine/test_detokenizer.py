@@ -175,6 +175,10 @@ def test_nothing_is_shown_after_the_end() -> None:
     stopped = scripted(["a", "b"], stops=["b"])
     assert [stopped.push(0), stopped.push(1)] == [("a", False), ("", True)]
     assert stopped.end() == ""
+    tokenizer = Tokenizer(byte_level_of([b"b\xf0"]))
+    stopped_within = Detokenizer.of(tokenizer, prepared(stop=("b",)))
+    assert stopped_within.push(2) == ("", True)
+    assert stopped_within.end() == ""
     flushed = scripted(["a"])
     assert flushed.push(0) == ("a", False)
     assert flushed.flush() == ("", False)

@@ -195,8 +195,19 @@ def test_tokens_without_text_take_no_space_along(name: str) -> None:
 def test_a_character_begun_in_the_prompt_is_shown_once_it_is_whole(begun: int) -> None:
     tokenizer = Tokenizer(byte_level_of(["A", *(bytes([byte]) for byte in "😀".encode()), "!"]))
     a, emoji, mark = 2, [3, 4, 5, 6], 7
-    shown = stream(tokenizer.decoder([a, *emoji[:begun]]), [*emoji[begun:], mark])
-    assert shown == [*[""] * (3 - begun), "😀", "!", ""]
+    context = [a, *emoji[:begun]]
+    for decoder in (tokenizer.decoder(context), WindowDecoder(tokenizer.decode, context=context)):
+        assert stream(decoder, [*emoji[begun:], mark]) == [*[""] * (3 - begun), "😀", "!", ""]
+
+
+def test_added_tokens_may_be_spelled_in_characters_that_stand_for_no_byte() -> None:
+    source = byte_level_of(["a"])
+    source.add_special_tokens({"additional_special_tokens": ["<終▁>"]})
+    source.add_tokens(["漢 字"])
+    tokenizer, added = Tokenizer(source), [2, len(source) - 2, 2, len(source) - 1]
+    for skip, text in ((True, "aa漢 字"), (False, "a<終▁>a漢 字")):
+        assert "".join(stream(tokenizer.decoder(skip_special=skip), added)) == text
+        assert source.decode(added, skip_special_tokens=skip) == text
 
 
 def test_a_flushed_decoder_has_nothing_more() -> None:

@@ -57,7 +57,7 @@ class PieceDecoder:
     def __init__(self, pieces: Pieces, hidden: Collection[int] = (), context: Sequence[int] = ()) -> None:
         self._pieces = pieces
         self._hidden = hidden
-        self._has_begun = bool(context)
+        self._has_begun = False
         self._unfinished = b""
         for token_id in context:
             self.push(token_id)

@@ -171,9 +171,10 @@ class GenerationEngine:
 
     def cancel(self, keys: Collection[Key]) -> None:
         """Forget these keys: they leave before the next forward pass."""
-        for key in keys:
-            if self._answers.pop(key, None) is not None:
-                self._withdraw(key)
+        with torch.inference_mode():  # rows of the cache move
+            for key in keys:
+                if self._answers.pop(key, None) is not None:
+                    self._withdraw(key)
 
     def step(self) -> Step:
         """Compute the next token of every running sequence, and a part of newcomers' prompts.

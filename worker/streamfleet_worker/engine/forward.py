@@ -63,7 +63,7 @@ class Forward:
             found = sampler.sample(logits, [sequence.row for sequence in sampled])
             outcome.tokens = list(zip(sampled, found, strict=True))
         for chunk, first in zip(chunks, starts, strict=True):
-            if chunk.sequence.scored_from < chunk.end:
+            if chunk.sequence.scored_from <= chunk.end:
                 outcome.scores.append((chunk.sequence, self._score(hidden, chunk, first)))
         return outcome
 

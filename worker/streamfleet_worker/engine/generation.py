@@ -207,6 +207,7 @@ class GenerationEngine:
         if seed is None and prepared.sampling.temperature > 0:
             seed = draw_seed(key[0])
         answer = Answer(key, prepared, now, seed)
+        unscored = len(prepared.prompt_token_ids) + 1
         for index in range(prepared.n):
             own = None if seed is None else choice_seed(seed, index)
             eos = self._loaded.eos_token_ids
@@ -220,7 +221,7 @@ class GenerationEngine:
                 detokenizer=Detokenizer.of(self._loaded.tokenizer, prepared),
                 eos_token_ids=eos,
                 # Once, however many choices there are.
-                scored_from=1 if prepared.prompt_logprobs and index == 0 else len(prepared.prompt_token_ids),
+                scored_from=1 if prepared.prompt_logprobs and index == 0 else unscored,
             )
         return answer
 
@@ -327,7 +328,8 @@ class GenerationEngine:
                 self._fail(sequence, error, step)
         for chunk in chunks:
             sequence = chunk.sequence
-            if not sequence.max_tokens and sequence.computed == sequence.prompt_length:
+            complete = not sequence.max_tokens and sequence.computed == sequence.prompt_length
+            if complete and sequence.key in self._answers:
                 self._leave(sequence, step)
 
     def _advance(self, chunk: Chunk) -> None:

@@ -38,7 +38,7 @@ class Sequence:
     detokenizer: Detokenizer
     eos_token_ids: frozenset[int]
     scored_from: int
-    """The first token of the prompt whose log-probability is asked for; the prompt's length if none is."""
+    """The first token of the prompt whose log-probability is asked for; past all of them if none is."""
     slot: Slot | None = None
     """Where its keys and values are; None while it waits."""
     computed: int = 0
@@ -72,13 +72,9 @@ class Sequence:
         return self.prepared.max_tokens
 
     @property
-    def scored(self) -> bool:
-        return self.scored_from < self.prompt_length
-
-    @property
     def reusable(self) -> int:
         """Tokens of the prompt that need not be computed if their keys and values are there."""
-        return self.scored_from - 1
+        return min(self.scored_from, self.prompt_length) - 1
 
     @property
     def position(self) -> int:

@@ -103,14 +103,16 @@ else:
 class Sampling(Message):
     """How the next token is drawn. The default is greedy: the likeliest token, always.
 
-    The order is: `logit_bias`, the three penalties, `bad_words`, the end tokens while `min_tokens` is not
-    reached, `temperature`, `min_p`, `top_k`, `top_p`, the draw. Greedy choice comes after the first four.
+    The order is: `logit_bias`, `repetition_penalty`, the two other penalties, `bad_words`, the end tokens
+    while `min_tokens` is not reached, the guide. Then comes the likeliest token, of equals the one of lowest
+    id; or `temperature`, `min_p`, `top_k`, and `top_p` of what these leave, and the draw. Log-probabilities
+    are those of the model, before all of it.
     """
 
     temperature: float = Field(default=0.0, ge=0.0, le=100.0)
     """0 is greedy; the cuts and the seed then have no effect."""
     top_k: int = Field(default=0, ge=0, le=1_000_000)
-    """Draw from the k likeliest tokens only; 0 draws from all."""
+    """Draw from the k likeliest tokens only, and from equals of the last of them; 0 draws from all."""
     top_p: float = Field(default=1.0, ge=0.0, le=1.0)
     """Draw from the smallest set of likeliest tokens whose probabilities reach `top_p`; 1 draws from all."""
     min_p: float = Field(default=0.0, ge=0.0, le=1.0)

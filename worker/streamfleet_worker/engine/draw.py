@@ -153,9 +153,10 @@ class Draws:
         logits = self._blocks.values[draw.row].flatten()
         probabilities = self._probabilities(which)
         own = probabilities[0]
-        if draw.kind(self._vocab_size) > 1:
-            kth = logits.topk(int(self._top_k[place])).values[-1]
-            own.masked_fill_((logits < kth) | (own < draw.sampling.min_p * own.max()), 0)
+        if 0 < draw.sampling.top_k < self._vocab_size:
+            own.masked_fill_(logits < logits.topk(draw.sampling.top_k).values[-1], 0)
+        if draw.sampling.min_p > 0:
+            own.masked_fill_(own < draw.sampling.min_p * own.max(), 0)
         if draw.sampling.top_p < 1:
             _cut_to_nucleus(own, logits, self._top_p[place])
         return self._pick(which, probabilities)

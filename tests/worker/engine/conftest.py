@@ -5,9 +5,11 @@ import pytest
 import torch
 
 from engine_driver import Clock, Driver
-from streamfleet_worker.engine import models
+from streamfleet_worker.engine import generation, models
 from streamfleet_worker.engine.generation import GenerationEngine
-from tiny_model import tiny_model
+from tiny_model import Kind, tiny_model
+
+Runner = Callable[..., Any]
 
 
 @pytest.fixture(autouse=True)
@@ -21,18 +23,38 @@ def clock() -> Clock:
 
 
 @pytest.fixture(scope="session")
-def llama() -> models.LoadedModel:
-    return models.load(str(tiny_model("llama")), device="cpu", pack=False)
+def load() -> Callable[..., models.LoadedModel]:
+    """Load a tiny model once; plain linear layers unless told otherwise."""
+    loaded: dict[tuple[Kind, str, bool], models.LoadedModel] = {}
+
+    def get(kind: Kind, precision: str = "float32", *, pack: bool = False) -> models.LoadedModel:
+        key = (kind, precision, pack)
+        if key not in loaded:
+            folder = str(tiny_model(kind))
+            loaded[key] = models.load(folder, device="cpu", precision=precision, pack=pack)
+        return loaded[key]
+
+    return get
 
 
 @pytest.fixture(scope="session")
-def gpt2() -> models.LoadedModel:
-    return models.load(str(tiny_model("gpt2")), device="cpu", pack=False)
+def llama(load: Callable[..., models.LoadedModel]) -> models.LoadedModel:
+    return load("llama")
+
+
+@pytest.fixture(scope="session")
+def gpt2(load: Callable[..., models.LoadedModel]) -> models.LoadedModel:
+    return load("gpt2")
 
 
 @pytest.fixture
-def drive(clock: Clock) -> Callable[..., Driver]:
-    def make(loaded: models.LoadedModel, **settings: Any) -> Driver:
-        return Driver(GenerationEngine(loaded, clock=clock, **settings), clock)
+def drive(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Driver]:
+    """Make an engine and a driver of it; `runner` stands in for the engine's model runner."""
+
+    def make(loaded: models.LoadedModel, *, runner: Runner | None = None, **settings: Any) -> Driver:
+        with monkeypatch.context() as patch:
+            if runner is not None:
+                patch.setattr(generation, "ModelRunner", runner)
+            return Driver(GenerationEngine(loaded, clock=clock, **settings), clock)
 
     return make

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from transformers import DynamicCache
 from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.utils.generic import ModelOutput
 
@@ -131,6 +132,7 @@ class ModelRunner:
                         batch.prefill(slot, start, prompt[start:end])
                 if batch.token_ids:
                     self.run(batch)
+                    self._check_windows(batch)
             for slot in slots:
                 cache.start_decoding(slot)
             batch, places = Batch(), {}
@@ -144,6 +146,14 @@ class ModelRunner:
         finally:
             for slot in slots:
                 cache.free(slot)
+
+    def _check_windows(self, batch: Batch) -> None:
+        """That attention was told of every window: some models only put it into the mask they make."""
+        told = {window for _, _, _, window in batch.masks}
+        for layer in DynamicCache(config=self._model.config).layers:
+            window = getattr(layer, "sliding_window", None)
+            if window is not None and window <= self._max_position and window not in told:
+                raise ValueError(f"it limits attention to {window} tokens in a way of its own")
 
     @torch.inference_mode()
     def _alone(self, prompts: list[list[int]]) -> list[torch.Tensor]:

@@ -115,7 +115,9 @@ def load(
     if pack and place.type == "cpu":
         pack_linears(model, dtype)
     shape = _inspect(reference, model, place)
-    positions = [text_config.max_position_embeddings, _rope_limit(text_config)]
+    positions = [getattr(text_config, "max_position_embeddings", None), _rope_limit(text_config)]
+    if not any(positions):
+        raise ModelLoadFailed(f"{reference} does not say how long a sequence it can read")
     return LoadedModel(
         name=reference,
         revision=source.revision or getattr(config, "_commit_hash", None) or "unknown",
@@ -251,9 +253,12 @@ def _inspect(reference: str, model: Any, device: torch.device) -> CacheShape:
             f"{reference} is a {kind}, whose attention cannot be replaced: it cannot be batched here"
         )
     cache = DynamicCache(config=model.config)
-    with torch.inference_mode():
-        ids = torch.zeros(1, 1, dtype=torch.long, device=device)
-        model(input_ids=ids, attention_mask=torch.ones_like(ids), cache=cache)
+    try:
+        with torch.inference_mode():
+            ids = torch.zeros(1, 1, dtype=torch.long, device=device)
+            model(input_ids=ids, attention_mask=torch.ones_like(ids), cache=cache)
+    except Exception as error:
+        raise ModelLoadFailed(f"{reference} is a {kind} that does not run: {error}"[:1000]) from error
     layers: list[Any] = list(cache.layers)
     odd = {type(layer).__name__ for layer in layers} - {
         DynamicLayer.__name__,

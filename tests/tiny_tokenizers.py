@@ -41,14 +41,22 @@ def byte_level_of(texts: Sequence[str | bytes]) -> Any:
     return wrap(made)
 
 
-def sentencepiece_like(**options: Any) -> Any:
-    """The Llama-2 kind: "▁" for a space, bytes for what has no token, the first space of a text dropped."""
+def sentencepiece_like(*, dropped: int = 1, **options: Any) -> Any:
+    """The Llama-2 kind: "▁" for a space, bytes for what has no token, the first space of a text dropped.
+
+    Or as many as `dropped`.
+    """
     tokens = [*CONTROL, *WORDS, *BYTES]
     model = models.BPE({token: i for i, token in enumerate(tokens)}, [], byte_fallback=True, fuse_unk=True)
     made = Tokenizer(model)
     made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     made.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", dropped, 0),
+        ]
     )
     return wrap(made, **options)
 

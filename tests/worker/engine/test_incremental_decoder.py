@@ -171,6 +171,8 @@ def test_kinds_of_tokenizers_with_pieces_are_known() -> None:
     windows = {name for name, kind in kinds.items() if kind is WindowDecoder}
     assert windows == {"suffixed", "words_only", "byte_metaspace"}
     assert {kinds[name] for name in kinds.keys() - windows} == {PieceDecoder}
+    # Two spaces that a text begins with may belong to two tokens.
+    assert type(Tokenizer(sentencepiece_like(dropped=2)).decoder()) is WindowDecoder
 
 
 @pytest.mark.parametrize("name", ["sentencepiece_like", "metaspace"])

@@ -16,6 +16,7 @@ from tiny_tokenizers import (
     FIRST_WORD,
     sentencepiece_like,
     word_piece,
+    wrap,
 )
 
 START, END = 1, 2
@@ -179,6 +180,13 @@ def test_a_sentencepiece_word_is_spelled_without_the_space_that_starts_a_text() 
 def test_a_word_with_a_newline_before_it_is_spelled_so() -> None:
     source = build_tokenizer()
     assert {source.decode(run) for run in Tokenizer(source).spellings("\nreturn")} == {"\nreturn"}
+
+
+def test_a_word_that_would_melt_into_what_is_before_it_is_spelled_alone() -> None:
+    model = tokenizers.models.BPE({"\n": 0, "\n\n": 1, "x": 2}, [("\n", "\n")])
+    source = wrap(tokenizers.Tokenizer(model))
+    assert source.encode("\n\nx") == [1, 2]
+    assert Tokenizer(source).spellings("\nx") == {(0, 2)}
 
 
 def test_a_word_of_unknown_characters_has_no_spelling() -> None:

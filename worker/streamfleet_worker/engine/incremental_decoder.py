@@ -115,9 +115,9 @@ class WindowDecoder:
             return ""
         self._window.append(token_id)
         text = self._decode(self._window)
-        if text.endswith(MARK) and len(self._window) - self._read < MAX_UNREAD:
-            return ""
         new = self._new(text)
+        if (text.endswith(MARK) or not new) and len(self._window) - self._read < MAX_UNREAD:
+            return ""
         del self._window[: self._read]
         self._read = len(self._window)
         self._shown = self._decode(self._window)

@@ -44,8 +44,7 @@ class Pieces(dict[int, Piece]):
         self._is_byte_level = kinds == ["ByteLevel"]
         self._has_byte_tokens = "ByteFallback" in kinds
         size = backend.get_vocab_size(with_added_tokens=True)
-        anchors = (i for i in range(size) if self._byte(i) is None and self._decode(i).strip())
-        self._anchor = next(anchors, -1)
+        self._anchor = next((i for i in range(size) if self._decode(i).strip()), -1)
         if self._anchor < 0:
             raise ValueError("no token of the vocabulary has a text")
         self._anchor_length = len(self._decode(self._anchor))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -21,22 +22,27 @@ def make_engine(loaded: LoadedModel, batch: int, max_seq_len: int, **options: An
     return engine
 
 
-def add(engine: GenerationEngine, requests: Sequence[GenerateRequest]) -> None:
-    """All at once, none of them waiting for company; their keys are their numbers."""
+def add(engine: GenerationEngine, requests: Sequence[GenerateRequest], first: int = 0) -> None:
+    """All at once, none of them waiting for company; their keys are their numbers from `first` on."""
     now = time.monotonic()
     prepared = map(engine.prepare, requests)
-    engine.add({(str(n), 1): Arrival(p, now - 1, now + FOREVER_S) for n, p in enumerate(prepared)})
+    engine.add({(str(n), 1): Arrival(p, now - 1, now + FOREVER_S) for n, p in enumerate(prepared, first)})
 
 
-def run(engine: GenerationEngine, requests: Sequence[GenerateRequest]) -> list[Finished]:
-    """Each request's end, when all have theirs.
+def run(
+    engine: GenerationEngine, requests: Sequence[GenerateRequest], arrivals: random.Random | None = None
+) -> list[Finished]:
+    """Each request's end, when all have theirs. They come all at once, or a few at each step.
 
     Raises:
         RuntimeError: one has failed.
     """
-    add(engine, requests)
     ends: dict[int, Finished] = {}
+    arrived = 0
     while len(ends) < len(requests):
+        count = len(requests) if arrivals is None else arrivals.choice((0, 0, 1, 3))
+        add(engine, requests[arrived : arrived + count], arrived)
+        arrived += count
         for output in engine.step().outputs:
             if isinstance(output.event, Finished):
                 if output.event.error is not None:

@@ -1,6 +1,6 @@
 """Tokens per second of one model on one machine: ours, and every other way to have the same answers.
 
-    python tests/bench/generation.py [--rounds 4] [--json result.json]
+    python tests/bench/generation.py [--rounds 4] [--json]
     python tests/bench/generation.py --only ours static --requests 16
     python tests/bench/generation.py --check
 
@@ -9,9 +9,10 @@ turns, round by round, while the others idle: what else the machine does meets a
 counts, not the absolute figures, since machines differ and are shared; that by CPU time is the steadier one.
 The first run installs vLLM in an environment of its own, about 3 GB.
 
-`alone` answers another quarter of the requests each round. `same` tells how many answers are, token by token,
-those of `alone`: all of them in float32, while in bfloat16 rounding may tip the choice between two words of
-about the same likelihood. `--check` is that alone: one round in float32, which fails if any of ours differs.
+`alone` answers another quarter of the requests in each round. `same` tells how many answers are, token by
+token, those of `alone`: all of them in float32, while in bfloat16 rounding may tip the choice between two
+words of about the same likelihood. `--check` compares all of them: one round in float32, which fails if any of
+ours differs.
 """
 
 from __future__ import annotations
@@ -33,8 +34,6 @@ from side_process import SideProcess
 from streamfleet_worker.engine import devices, models, smollm2
 
 HERE = Path(__file__).parent
-ALONE_SHARE = 4
-"""`alone` takes so many rounds for all requests."""
 MAX_SEQ_LEN = 1024
 LIMIT_S = 1800.0
 
@@ -94,8 +93,8 @@ def prepare(options: argparse.Namespace) -> Setup:
 
 def numbers(name: str, round_: int, options: argparse.Namespace) -> list[int]:
     """The jobs of one side in one round."""
-    if name == "alone" and not options.check:
-        return list(range(round_ % ALONE_SHARE, options.requests, ALONE_SHARE))
+    if name == "alone":
+        return list(range(round_ % options.alone_share, options.requests, options.alone_share))
     return list(range(options.requests))
 
 
@@ -109,8 +108,8 @@ def measure(names: list[str], setup: Setup, options: argparse.Namespace) -> Roun
         for name in names:
             sides[name] = SideProcess(name, command(name, file), LIMIT_S)
             stack.callback(sides[name].stop)
-            # One after the other: they would get in each other's way.
-            sides[name].wait_ready()
+        for side in sides.values():
+            side.wait_ready()
         for round_ in range(options.rounds):
             for name, side in sides.items():
                 result = side.run(numbers(name, round_, options))
@@ -207,27 +206,29 @@ def main() -> int:
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--scale", type=float, default=1.0, help="factor on the answers' lengths")
     parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument(
+        "--alone-share", type=int, default=4, help="rounds that `alone` takes for all requests"
+    )
     parser.add_argument("--only", nargs="+", default=[*SIDES], choices=[*SIDES], metavar="SIDE")
     parser.add_argument("--skip", nargs="+", default=[], choices=[*SIDES], metavar="SIDE")
     parser.add_argument("--check", action="store_true")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
 
     if options.check:
         options.precision, options.rounds, options.only = "float32", 1, [*CHECKED]
+        options.alone_share = 1
     names = [name for name in SIDES if name in options.only and name not in options.skip]
     if any(name.startswith("vllm") for name in names):
         vllm_peer.prepare()
     setup = prepare(options)
     rounds = measure(names, setup, options)
     found = {name: summary(name, rounds, options) for name in names}
-    report(setup, found, options)
     if options.json:
-        settings = {key: str(value) for key, value in vars(options).items()}
         results = {name: [asdict(result) for result in rounds[name]] for name in names}
-        options.json.write_text(
-            json.dumps({"settings": settings, "sides": found, "rounds": results}, indent=1)
-        )
+        print(json.dumps({"settings": vars(options), "sides": found, "rounds": results}))
+    else:
+        report(setup, found, options)
     wrong = [name for name in CHECKED if name in found and found[name]["same"] < found[name]["compared"]]
     return 1 if options.check and wrong else 0
 

@@ -9,18 +9,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+
+from tiny_model import tiny_model
 
 HERE = Path(__file__).parent
+FEW = ("--requests", "4", "--scale", "0.1", "--rounds", "1")
+WHOLE = ("--precision", "float32", "--alone-share", "1")
+"""Answers that are alike to the last token, all of them compared."""
 
 
-def run(script: str, *arguments: str) -> str:
-    return subprocess.run(
-        [sys.executable, HERE / script, *arguments], stdout=subprocess.PIPE, text=True, timeout=50, check=True
-    ).stdout
+def run(script: str, *arguments: str, limit_s: float = 50) -> str:
+    command = [sys.executable, str(HERE / script), *arguments]
+    done = subprocess.run(command, stdout=subprocess.PIPE, encoding="utf-8", timeout=limit_s, check=True)
+    return done.stdout
 
 
-def found(script: str, *arguments: str) -> Any:
-    return json.loads(run(script, *arguments, "--json"))
+def found(script: str, *arguments: str, limit_s: float = 50) -> Any:
+    return json.loads(run(script, *arguments, "--json", limit_s=limit_s))
 
 
 def test_the_fleet_goes_through_a_round() -> None:
@@ -90,3 +96,73 @@ def test_the_tables_are_printed() -> None:
     assert "finished" in run(
         "cost.py", "--part", "growth", "--rounds", "1", "--requests", "32", "--sizes", "64"
     )
+
+
+@pytest.fixture(scope="module")
+def model() -> str:
+    return str(tiny_model())
+
+
+@pytest.mark.timeout(120)
+def test_the_engine_and_generate_answer_alike_in_turns(model: str) -> None:
+    sides = ("--only", "alone", "ours")
+    found_ = found("generation.py", "--model", model, *FEW, *WHOLE, *sides, limit_s=110)
+
+    ours = found_["sides"]["ours"]
+    assert (ours["same"], ours["compared"]) == (4, 4)
+    assert found_["sides"]["alone"]["ratio"]["cpu"]["median"] > 0
+    (round_,) = found_["rounds"]["ours"]
+    assert round_["tokens"] == sum(map(len, round_["answers"])) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_every_side_of_generation_gives_the_answers_of_generate(model: str) -> None:
+    sides = ("static", "transformers", "exact", "fleet")
+    arguments = (*FEW, *WHOLE, "--only", "alone", *sides)
+    found_ = found("generation.py", "--model", model, *arguments, limit_s=290)["sides"]
+
+    assert [(found_[side]["same"], found_[side]["compared"]) for side in sides] == [(4, 4)] * 4
+    assert found_["fleet"]["cpu_s"].keys() == {"client", "worker", "redis"}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_the_forward_alone_is_measured_at_a_full_batch(model: str) -> None:
+    arguments = (*FEW, "--batch", "3", "--only", "forward")
+    found_ = found("generation.py", "--model", model, *arguments, limit_s=110)
+
+    (round_,) = found_["rounds"]["forward"]
+    assert round_["tokens"] == 3 * 64
+    assert round_["seconds"] > 0
+
+
+@pytest.mark.timeout(120)
+def test_the_overhead_of_a_step_is_measured_with_and_without_a_worker(model: str) -> None:
+    arguments = ("--rows", "4", "--tokens", "100", "--batches", "2", "--top", "99")
+    found_ = found("overhead.py", "--model", model, *arguments, limit_s=110)
+
+    engine, worker = found_["engine"], found_["worker"]
+    # The first token of an answer comes with its prompt.
+    assert engine["full_steps"] == worker["full_steps"] == 2 * 99
+    assert engine["cpu_p50_ms"] > 0
+    assert sum(engine["profile"].values()) == pytest.approx(engine["cpu_ms"])
+    assert worker["event_loop_cpu_ms"] > 0
+
+
+def test_without_a_gpu_its_benchmark_says_so() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    assert "there is no GPU" in run("gpu.py")
+
+
+@pytest.mark.timeout(120)
+def test_the_benchmark_of_a_gpu_proves_the_same_on_a_cpu(model: str) -> None:
+    arguments = ("--device", "cpu", "--batch", "2", *FEW)
+    found_ = found("gpu.py", "--model", model, *arguments, limit_s=110)
+
+    right = found_["right"]
+    assert right["exact"].startswith("cpu-float32-1t-")
+    counts = [finding for name, finding in right.items() if name != "exact"]
+    assert counts == [[4, 4]] * 5
+    assert found_["fast"]["ours"]["by_static"] > 0

@@ -109,3 +109,11 @@ def test_text_that_came_sooner_than_now_is_not_forgotten() -> None:
         token_ids=(3,), texts=("c",)
     )
     assert again.caught_up()
+
+
+def test_text_without_a_token_is_shown_as_well() -> None:
+    replay = Replay(shown_of(delta("a"), Delta(index=1, token_ids=(9,), texts=("z",))))
+    assert replay.take(delta("a")) is None
+    # An attempt that is cut short shows what it held back, and choice 1 has not come again.
+    assert replay.take(Delta(token_ids=(), texts=("b",))) == Delta(token_ids=(), texts=("b",))
+    assert not replay.caught_up()

@@ -101,7 +101,7 @@ class Arena:
     @property
     def capacity(self) -> int:
         """Rows there is memory for, besides the `spare` one."""
-        return int(self.keys.shape[1]) - 1
+        return max(0, int(self.keys.shape[1]) - 1)
 
     @property
     def spare(self) -> int:
@@ -110,7 +110,7 @@ class Arena:
 
     @property
     def bytes(self) -> int:
-        return (self.capacity + 1) * self.width * self.shape.bytes(self._dtype)
+        return int(self.keys.shape[1]) * self.width * self.shape.bytes(self._dtype)
 
     def layers(self, rows: int) -> list[Layer]:
         """Views of the first `rows` rows, layer by layer."""
@@ -170,7 +170,7 @@ class Arena:
 
     def _buffers(self, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
         shape = self.shape
-        size = (shape.layers, rows + 1, shape.heads, self.width)
+        size = (shape.layers, rows + 1 if rows else 0, shape.heads, self.width)
         return (
             _zeros((*size, shape.key_dim), self._dtype, self._device),
             _zeros((*size, shape.value_dim), self._dtype, self._device),

@@ -167,6 +167,8 @@ def _fault(word: str) -> Fault | None:
 def cut(texts: Iterable[str], stops: Collection[str], include: bool) -> tuple[tuple[str, ...], bool]:
     """The texts up to the first stop string, and whether there was one."""
     texts = tuple(texts)
+    if not stops:
+        return texts, False
     whole = "".join(texts)
     # As in real engines: the first to be complete, and of those complete at once the longest.
     ends = [(whole.find(stop) + len(stop), -len(stop)) for stop in stops if stop in whole]

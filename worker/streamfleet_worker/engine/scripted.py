@@ -118,10 +118,12 @@ class ScriptedEngine:
             raise TooLong(prompt_tokens=len(kept), max_tokens=wanted, limit=self._info.max_seq_len)
         limit = free if request.max_tokens == "fit" else wanted
         command = Command.read(prompt)
-        marks = [f"#{index}" for index in range(request.n)] if request.n > 1 else [""]
+        texts = [command.texts]
+        if request.n > 1:
+            texts = [tuple(f"{text}#{index}" for text in command.texts) for index in range(request.n)]
         return Script(
             words=tuple(kept),
-            answers=tuple(_answer([text + mark for text in command.texts], limit, request) for mark in marks),
+            answers=tuple([_answer(some, limit, request) for some in texts]),
             seed=request.sampling.seed or 0,
             logprobs=request.logprobs,
             top_logprobs=request.top_logprobs,
@@ -225,7 +227,8 @@ class ScriptedEngine:
             row.due_at = now + (self._tick_s if command.tick_s is None else command.tick_s)
         if row.is_done:
             del self._running[row.place]
-            if request.is_done:
+            request.left -= 1
+            if not request.left:
                 self._finish(request, "done", step)
 
     def _finish(
@@ -235,7 +238,7 @@ class ScriptedEngine:
         step.outputs.append(Output(request.key, request.finished(state, self._clock(), error)))
 
 
-def _answer(texts: list[str], limit: int, request: GenerateRequest) -> Answer:
+def _answer(texts: tuple[str, ...], limit: int, request: GenerateRequest) -> Answer:
     found, stopped = cut(texts, request.stop, request.include_stop)
     reason: FinishReason = "stop" if stopped else "eos"
     if len(found) > limit:

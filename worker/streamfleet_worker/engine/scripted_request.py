@@ -25,6 +25,8 @@ class ScriptedRequest:
     arrival: Arrival
     added_at: float
     rows: list[ScriptedRow] = field(default_factory=list)
+    left: int = 0
+    """Rows that have not brought forth all of their answers."""
     prefill: Prefill | None = None
     started_at: float = 0.0
     first_at: float = 0.0
@@ -33,16 +35,13 @@ class ScriptedRequest:
     def of(cls, key: Key, arrival: Arrival, now: float) -> ScriptedRequest:
         made = cls(key, arrival, now)
         made.rows = [ScriptedRow(made, index, answer) for index, answer in enumerate(made.script.answers)]
+        made.left = len(made.rows)
         return made
 
     @property
     def script(self) -> Script:
         script: Script = self.arrival.prepared
         return script
-
-    @property
-    def is_done(self) -> bool:
-        return all(row.is_done for row in self.rows)
 
     def begin(self, now: float) -> None:
         """Read the prompt; sets `prefill` if it was asked for."""
@@ -68,11 +67,11 @@ class ScriptedRequest:
         first = self.first_at or now
         return Finished(
             state=state,
-            choices=tuple(row.choice(state) for row in self.rows),
+            choices=tuple([row.choice(state) for row in self.rows]),
             prefill=self.prefill,
             usage=Usage(
                 prompt_tokens=len(script.words) if self.started_at else 0,
-                completion_tokens=sum(len(row.texts) for row in self.rows),
+                completion_tokens=sum([len(row.texts) for row in self.rows]),
                 cut_tokens=script.cut_tokens,
             ),
             seed=script.seed,
@@ -129,7 +128,7 @@ class ScriptedRow:
             text="".join(self.texts),
             token_ids=tuple(places),
             logprobs=tuple(map(logprob, places)) if script.logprobs else (),
-            top_logprobs=tuple(likeliest(place, script.top_logprobs) for place in places)
+            top_logprobs=tuple([likeliest(place, script.top_logprobs) for place in places])
             if script.top_logprobs
             else (),
             finish_reason=self.answer.reason if is_whole else _CUT_SHORT[state],

@@ -53,7 +53,7 @@ class GatedEngine(ScriptedEngine):
         self.freed.clear()
 
     def prepare(self, request: Request) -> Any:
-        prompt = request.prompt or ""
+        prompt = getattr(request, "prompt", None) or ""
         if prompt.startswith("SLOW"):
             self.preparing.set()
             assert self.prepared.wait(30)

@@ -33,6 +33,11 @@ class Work:
     def rid(self) -> str:
         return self.envelope.rid
 
+    @property
+    def prompt(self) -> str:
+        """Its text; empty if it has none."""
+        return getattr(self.envelope.request, "prompt", None) or ""
+
 
 def delta(text: str, first_id: int = 0) -> Delta:
     """A delta with a token for each character, counted up from `first_id`."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any, Literal, TypeVar, get_args, get_origin
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 import msgpack
 from pydantic import TypeAdapter, ValidationError
@@ -110,13 +110,34 @@ def _holder(annotation: Any) -> Callable[[Any], Any] | None:
     """What makes a map of a value, if it is a message; maps, if it is a tuple of messages."""
     if isinstance(annotation, type) and issubclass(annotation, Message):
         return _dump(annotation)
-    for inner in get_args(annotation):
+    inners = get_args(annotation)
+    if get_origin(annotation) is Union and len(kinds := [kind for one in inners for kind in _kinds(one)]) > 1:
+        return _either(kinds)
+    for inner in inners:
         dump = _holder(inner)
         if dump is not None:
             if get_origin(annotation) is tuple:
                 return lambda messages: tuple([dump(message) for message in messages])
             return dump
     return None
+
+
+def _kinds(annotation: Any) -> list[type[Message]]:
+    """The messages that a part of a union may be: itself, or what it annotates."""
+    parts = (annotation, *get_args(annotation))
+    return [part for part in parts if isinstance(part, type) and issubclass(part, Message)]
+
+
+def _either(kinds: list[type[Message]]) -> Callable[[Any], dict[str, Any]]:
+    dumps = [(kind, _dump(kind)) for kind in kinds]
+
+    def dump(message: Any) -> dict[str, Any]:
+        for kind, dumped in dumps:
+            if isinstance(message, kind):
+                return dumped(message)
+        raise InvalidRequest(f"a request is wanted, not {type(message).__name__}")
+
+    return dump
 
 
 def _pack(fields: dict[str, Any]) -> bytes:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, dataclass_transform
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal, dataclass_transform
 
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, ValidationError
 from pydantic_core import CoreSchema, core_schema
@@ -56,7 +57,10 @@ def problems(error: ValidationError) -> list[str]:
     faults = error.errors(include_url=False, include_input=False, include_context=False)
     found = []
     for fault in faults[:MAX_PROBLEMS]:
-        place = ".".join(str(part) for part in fault["loc"])
+        loc = fault["loc"]
+        if loc[:1] == ("request",):
+            loc = loc[:1] + loc[2:]  # without its kind, which pydantic puts between
+        place = ".".join(str(part) for part in loc)
         text = fault["msg"].removeprefix("Value error, ")
         if fault["type"] == "extra_forbidden":
             text = "unknown field; it would have had no effect. Check its spelling"
@@ -107,3 +111,17 @@ class Message(BaseModel, metaclass=_Door):
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class ChatMessage(Message):
+    """One turn of a chat; the worker renders the turns with its model's own template."""
+
+    role: Literal["system", "user", "assistant", "tool"]
+    content: LongText
+
+
+if TYPE_CHECKING:
+    # Whoever builds a request may write a list; what it then holds is a tuple all the same.
+    Turns = Sequence[ChatMessage]
+else:
+    Turns = Annotated[tuple[ChatMessage, ...], Field(strict=False, max_length=1000)]

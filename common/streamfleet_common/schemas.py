@@ -13,9 +13,10 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from streamfleet_common import errors
+from streamfleet_common.decisions import DecideRequest, Decision
 from streamfleet_common.message import (
     SEQUENCE,
     Ids,
@@ -30,7 +31,9 @@ from streamfleet_common.message import (
     Texts,
     TokenId,
     TopLogprobs,
+    Turns,
 )
+from streamfleet_common.message import ChatMessage as ChatMessage  # noqa: PLC0414 (it is looked for here)
 
 MAX_TOKENS = 32_768
 MAX_DEADLINE_MS = 24 * 3600 * 1000
@@ -46,13 +49,6 @@ FinishReason = Literal["eos", "stop", "length", "cancelled", "expired", "error"]
 
 
 # --- requests
-
-
-class ChatMessage(Message):
-    """One turn of a chat; the worker renders the turns with its model's own template."""
-
-    role: Literal["system", "user", "assistant", "tool"]
-    content: LongText
 
 
 def _as_json(value: Any) -> Any:
@@ -71,7 +67,6 @@ if TYPE_CHECKING:
     # Whoever builds a request may write a list; what it then holds is a tuple all the same.
     _PromptIds = Sequence[int]
     _StopIds = Sequence[int]
-    _Turns = Sequence[ChatMessage]
     _Stops = Sequence[str]
     _Options = Sequence[str]
     _Bias = Mapping[int, float] | Sequence[tuple[int, float]]
@@ -79,7 +74,6 @@ if TYPE_CHECKING:
 else:
     _PromptIds = Annotated[tuple[TokenId, ...], Field(strict=False, max_length=MAX_TOKENS)]
     _StopIds = Annotated[tuple[TokenId, ...], Field(strict=False, max_length=64)]
-    _Turns = Annotated[tuple[ChatMessage, ...], Field(strict=False, max_length=1000)]
     _Stops = Annotated[
         tuple[Annotated[Text, Field(min_length=1, max_length=64)], ...],
         Field(strict=False, max_length=8),
@@ -158,7 +152,7 @@ class GenerateRequest(Message):
     """When given, the queue must serve this model."""
     prompt: LongText | None = None
     prompt_token_ids: _PromptIds | None = None
-    messages: _Turns | None = None
+    messages: Turns | None = None
     max_tokens: Annotated[
         Annotated[int, Field(ge=1, le=MAX_TOKENS)] | Literal["fit"],
         Said(f'Input should be an integer from 1 to {MAX_TOKENS}, or "fit"'),
@@ -219,8 +213,20 @@ class GenerateRequest(Message):
         return self
 
 
-Request = GenerateRequest
-"""Everything a worker can be asked for. Further kinds of work join as a union discriminated by `kind`."""
+def _kind(value: Any) -> Any:
+    # A default, which every sender may leave out.
+    return value.get("kind", "generate") if isinstance(value, dict) else getattr(value, "kind", None)
+
+
+Request = Annotated[
+    Annotated[GenerateRequest, Tag("generate")] | Annotated[DecideRequest, Tag("decide")],
+    Discriminator(
+        _kind,
+        custom_error_type="kind",
+        custom_error_message="a map is wanted whose kind is generate or decide",
+    ),
+]
+"""Everything a worker can be asked for."""
 
 
 def new_rid(shard: int = 0) -> str:
@@ -411,6 +417,8 @@ class End(Message):
     type: Literal["end"] = "end"
     state: EndState
     choices: Annotated[tuple[Choice, ...], SEQUENCE] = ()
+    answers: Annotated[tuple[Decision, ...], SEQUENCE] = ()
+    """Those to the questions of a `DecideRequest`, in their order."""
     prefill: Prefill | None = None
     """The prompt's tokens, when asked for without streaming; a stream carries them as an event."""
     error: Failure | None = None

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from streamfleet_common import codec
+from streamfleet_common.decisions import DecideRequest
 from streamfleet_common.errors import Undecodable
 from streamfleet_common.schemas import Envelope, Request, State
 
@@ -63,13 +64,19 @@ class Submitted:
 
 
 def _tokens(request: Request) -> int:
+    if isinstance(request, DecideRequest):
+        texts = [text for question in request.questions for text in (question.criteria, *question.choices)]
+        return _estimated(request.text, *texts)
     if request.prompt_token_ids is not None:
         prompt = len(request.prompt_token_ids)
     else:
-        characters = len(request.prompt or "") + sum(len(turn.content) for turn in request.messages or ())
-        prompt = -(-characters // CHARACTERS_PER_TOKEN)
+        prompt = _estimated(request.prompt or "", *(turn.content for turn in request.messages or ()))
     if request.truncate is not None:
         prompt = min(prompt, request.truncate)
     # "fit" takes what is left, and nobody here knows how much that is.
     answer = 0 if request.max_tokens == "fit" else request.max_tokens
     return prompt + request.n * answer
+
+
+def _estimated(*texts: str) -> int:
+    return -(-sum(map(len, texts)) // CHARACTERS_PER_TOKEN)

@@ -12,6 +12,7 @@
 """
 
 from streamfleet_common.cards import Card, Limits
+from streamfleet_common.decisions import DecideRequest, Decision, Question
 from streamfleet_common.depth import Depth
 from streamfleet_common.errors import (
     BrokerUnavailable,
@@ -57,6 +58,8 @@ __all__ = [
     "Client",
     "Conflict",
     "DeadlineExceeded",
+    "DecideRequest",
+    "Decision",
     "Delta",
     "Depth",
     "End",
@@ -68,6 +71,7 @@ __all__ = [
     "Limits",
     "ModelNotFound",
     "Prefill",
+    "Question",
     "QueueFull",
     "RequestNotFound",
     "Restart",

@@ -24,7 +24,7 @@ from typing import Any, Literal, Self, TypedDict, TypeVar, Unpack, overload
 from streamfleet_common.cards import Card
 from streamfleet_common.depth import Depth
 from streamfleet_common.errors import Cancelled, StreamfleetError
-from streamfleet_common.schemas import Delta, End, GenerateRequest, State
+from streamfleet_common.schemas import Delta, End, GenerateRequest, Request, State
 from streamfleet_common.settings import Durability
 from streamfleet_producer import client as asynchronous
 from streamfleet_producer import token_stream
@@ -233,7 +233,7 @@ class Client:
 
     def run(
         self,
-        request: GenerateRequest,
+        request: Request,
         *,
         timeout: float | None = None,
         idempotency_key: str | None = None,
@@ -246,7 +246,7 @@ class Client:
     @overload
     def run_many(
         self,
-        requests: Sequence[GenerateRequest],
+        requests: Sequence[Request],
         *,
         timeout: float | None = None,
         idempotency_keys: Sequence[str] | None = None,
@@ -257,7 +257,7 @@ class Client:
     @overload
     def run_many(
         self,
-        requests: Sequence[GenerateRequest],
+        requests: Sequence[Request],
         *,
         timeout: float | None = None,
         idempotency_keys: Sequence[str] | None = None,
@@ -267,7 +267,7 @@ class Client:
 
     def run_many(
         self,
-        requests: Sequence[GenerateRequest],
+        requests: Sequence[Request],
         *,
         timeout: float | None = None,
         idempotency_keys: Sequence[str] | None = None,
@@ -285,7 +285,7 @@ class Client:
 
     def submit(
         self,
-        request: GenerateRequest,
+        request: Request,
         *,
         idempotency_key: str | None = None,
         stream: bool = False,

@@ -18,7 +18,7 @@ from streamfleet_common.errors import (
     TooLong,
     Unsupported,
 )
-from streamfleet_common.schemas import GenerateRequest
+from streamfleet_common.schemas import GenerateRequest, Request
 
 CARD_LIFE_S = 3.0
 """How long cards are believed before they are asked for again."""
@@ -47,7 +47,9 @@ class _Offer:
             max(sizes) if min(sizes) else 0,
         )
 
-    def refusal(self, request: GenerateRequest) -> InvalidRequest | None:
+    def refusal(self, request: Request) -> InvalidRequest | None:
+        if not isinstance(request, GenerateRequest):
+            return None  # it has no token ids, and its texts are counted by the worker
         ids = request.prompt_token_ids or ()
         named: dict[str, Sequence[int]] = {
             "prompt_token_ids": ids,
@@ -97,7 +99,7 @@ class Catalogue:
         self._reading: asyncio.Task[None] | None = None
         self._now = asyncio.get_running_loop().time
 
-    async def check(self, request: GenerateRequest) -> int:
+    async def check(self, request: Request) -> int:
         """Refuse a request that no worker of the queue would take. Gives the workers' `max_request_bytes`.
 
         A queue that has been served before is accepted without a live worker: the request waits.
@@ -159,7 +161,7 @@ class Catalogue:
         finally:
             self._reading = None
 
-    def _judge(self, request: GenerateRequest) -> tuple[StreamfleetError | None, int]:
+    def _judge(self, request: Request) -> tuple[StreamfleetError | None, int]:
         # Most requests have the same wish, so what it meets is worked out once for each reading of the cards.
         wish = (request.model, request.kind)
         offer = self._offers.get(wish)

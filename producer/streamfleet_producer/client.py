@@ -15,7 +15,7 @@ from streamfleet_common.connections import Connections
 from streamfleet_common.depth import Depth
 from streamfleet_common.errors import InvalidRequest, StreamfleetError
 from streamfleet_common.records import Record
-from streamfleet_common.schemas import End, GenerateRequest, State
+from streamfleet_common.schemas import End, GenerateRequest, Request, State
 from streamfleet_common.settings import Durability
 from streamfleet_common.submissions import Submitted
 from streamfleet_producer.answer import Answer, Answers, too_late
@@ -185,7 +185,7 @@ class Client:
 
     async def run(
         self,
-        request: GenerateRequest,
+        request: Request,
         *,
         timeout: float | None = None,  # noqa: ASYNC109 (asyncio's own could not tell the fleet to stop)
         idempotency_key: str | None = None,
@@ -210,7 +210,7 @@ class Client:
         async with _until(late_at):
             return await self._run(request, idempotency_key, options, late_at)
 
-    async def _run(self, request: GenerateRequest, key: str | None, options: Options, late_at: float) -> End:
+    async def _run(self, request: Request, key: str | None, options: Options, late_at: float) -> End:
         # One task wakes once for a request: what becomes of its submission is told to the answer.
         link = self._open_link()
         submission = await self._intake.prepare(
@@ -230,7 +230,7 @@ class Client:
     @overload
     async def run_many(
         self,
-        requests: Sequence[GenerateRequest],
+        requests: Sequence[Request],
         *,
         timeout: float | None = None,  # noqa: ASYNC109 (as in `run`)
         idempotency_keys: Sequence[str] | None = None,
@@ -241,7 +241,7 @@ class Client:
     @overload
     async def run_many(
         self,
-        requests: Sequence[GenerateRequest],
+        requests: Sequence[Request],
         *,
         timeout: float | None = None,  # noqa: ASYNC109 (as in `run`)
         idempotency_keys: Sequence[str] | None = None,
@@ -251,7 +251,7 @@ class Client:
 
     async def run_many(
         self,
-        requests: Sequence[GenerateRequest],
+        requests: Sequence[Request],
         *,
         timeout: float | None = None,  # noqa: ASYNC109 (as in `run`)
         idempotency_keys: Sequence[str] | None = None,
@@ -276,7 +276,7 @@ class Client:
 
     async def submit(
         self,
-        request: GenerateRequest,
+        request: Request,
         *,
         idempotency_key: str | None = None,
         stream: bool = False,

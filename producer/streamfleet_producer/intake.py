@@ -7,6 +7,7 @@ import hmac
 
 from pydantic import TypeAdapter, ValidationError
 
+from streamfleet_common.decisions import DecideRequest
 from streamfleet_common.errors import InvalidRequest, RequestNotFound
 from streamfleet_common.message import QueueName, Rid, Tenant, problems
 from streamfleet_common.schemas import (
@@ -14,6 +15,7 @@ from streamfleet_common.schemas import (
     MAX_RESULT_TTL_MS,
     Envelope,
     GenerateRequest,
+    Request,
     Retry,
     new_rid,
 )
@@ -37,6 +39,7 @@ _AS_THE_FLEET = Retry()
 _NEVER = Retry(attempts=1)
 # What a template has in the place of what each request has of its own.
 _NO_RID = "00" + "0" * 32
+_KINDS = (GenerateRequest, DecideRequest)
 _NO_REQUEST = GenerateRequest(prompt="-")
 
 
@@ -65,7 +68,7 @@ class Intake:
     async def prepare(
         self,
         catalogue: Catalogue,
-        request: GenerateRequest,
+        request: Request,
         *,
         stream: bool,
         key: str | None,
@@ -78,9 +81,9 @@ class Intake:
             InvalidRequest: an option is not valid, or the request is over `max_request_bytes`.
             ModelNotFound, Unsupported, TooLong, InvalidRequest: no worker would take it.
         """
-        if type(request) is not GenerateRequest and not isinstance(request, GenerateRequest):
+        if not isinstance(request, _KINDS):
             raise InvalidRequest(
-                f"a request is wanted, not {type(request).__name__}: build a GenerateRequest"
+                f"a request is wanted, not {type(request).__name__}: build a GenerateRequest or DecideRequest"
             )
         template = self._template(stream, key, options)
         limit = min(await catalogue.check(request), self._max_request_bytes)

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 
 from streamfleet_common.errors import InvalidRequest, ModelNotFound, StreamfleetError
-from streamfleet_common.schemas import End, GenerateRequest
+from streamfleet_common.schemas import End, Request
 from streamfleet_common.submissions import Submission
 from streamfleet_producer.answer import Answers
 from streamfleet_producer.intake import Intake
@@ -21,9 +21,7 @@ class Many:
     open is cancelled.
     """
 
-    def __init__(
-        self, requests: Sequence[GenerateRequest], keys: Sequence[str] | None, *, excuse: bool
-    ) -> None:
+    def __init__(self, requests: Sequence[Request], keys: Sequence[str] | None, *, excuse: bool) -> None:
         self._requests = requests
         self._keys: Sequence[str | None] = [None] * len(requests) if keys is None else keys
         if len(self._keys) != len(requests):

@@ -198,9 +198,11 @@ class Producers:
 
     def _order(self, submission: Submission) -> None:
         envelope = submission.envelope
-        words = (envelope.request.prompt or "").split()
+        request = envelope.request
+        assert isinstance(request, GenerateRequest)
+        words = (request.prompt or "").split()
         wish = self._wishes[words[3]]
-        if wish.prompt == envelope.request.prompt:
+        if wish.prompt == request.prompt:
             self._history.orders.setdefault(
                 envelope.rid,
                 Order(

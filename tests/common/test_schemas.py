@@ -10,6 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from streamfleet_common.cards import Card, Limits
+from streamfleet_common.decisions import DecideRequest, Decision, Question
 from streamfleet_common.errors import InvalidRequest
 from streamfleet_common.message import MAX_PROBLEM_CHARS, MAX_PROBLEMS, Message
 from streamfleet_common.schemas import (
@@ -434,6 +435,9 @@ MESSAGES: list[Message] = [
     End(state="done"),
     Limits(**LIMITS),
     Card(**CARD),
+    DecideRequest(state="s"),
+    Question(id="q", type="yes_no", criteria="c"),
+    Decision(id="q", option="a", probabilities={"a": 1.0}, scores={"a": -1.0}),
 ]
 
 
@@ -482,9 +486,11 @@ def test_defaults() -> None:
     made = envelope()
     assert (made.tenant, made.lane, made.stream, made.on_restart) == ("default", "normal", False, "restart")
     assert (made.deadline_ms, made.result_ttl_ms) == (600_000, 600_000)
-    assert made.request.sampling == Sampling(temperature=0.0, top_k=0, top_p=1.0, seed=None)
-    assert (made.request.max_tokens, made.request.include_stop, made.request.logprobs) == (128, False, False)
-    assert made.request.sampling == Sampling(
+    asked = made.request
+    assert isinstance(asked, GenerateRequest)
+    assert asked.sampling == Sampling(temperature=0.0, top_k=0, top_p=1.0, seed=None)
+    assert (asked.max_tokens, asked.include_stop, asked.logprobs) == (128, False, False)
+    assert asked.sampling == Sampling(
         min_p=0.0,
         repetition_penalty=1.0,
         presence_penalty=0.0,
@@ -492,7 +498,6 @@ def test_defaults() -> None:
         logit_bias=(),
         bad_words=(),
     )
-    asked = made.request
     assert (asked.min_tokens, asked.n, asked.truncate, asked.guide, asked.top_logprobs) == (
         0,
         1,

@@ -36,7 +36,7 @@ def serving(redis_url: str) -> Iterator[None]:
             while not stop.is_set():
                 entries = await worker.broker.read("w1", ("normal",), 32, block_ms=20)
                 for work in await worker.begin(entries):
-                    text = work.envelope.request.prompt or ""
+                    text = work.prompt
                     if text == "silence":
                         continue
                     if work.envelope.stream:

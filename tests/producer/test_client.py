@@ -52,7 +52,7 @@ async def nobody_listens(worker: HandWorker, fleet: Client | None = None) -> Non
 
 async def serve(worker: HandWorker, count: int = 1) -> None:
     for work in await worker.take(count):
-        await worker.finish(work, work.envelope.request.prompt or "")
+        await worker.finish(work, work.prompt)
 
 
 # --- run
@@ -377,7 +377,7 @@ async def test_who_comes_first_is_submitted_first(worker: HandWorker, fleet: Cli
     prompts = [str(number) for number in range(20)]
     runs = asyncio.gather(*(fleet.run(GenerateRequest(prompt=prompt)) for prompt in prompts))
     taken = await worker.take(20)
-    assert [work.envelope.request.prompt for work in taken] == prompts
+    assert [work.prompt for work in taken] == prompts
     for work in taken:
         await worker.finish(work, "")
     await runs

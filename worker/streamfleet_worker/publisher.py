@@ -218,13 +218,14 @@ def _end(identity: End, held: Held, finished: Finished) -> End:
         update={
             "state": finished.state,
             "choices": finished.choices,
+            "answers": finished.answers,
             # A stream has told it already.
             "prefill": None if held.stream else finished.prefill,
             "error": Failure.of(finished.error) if finished.error is not None else None,
             "usage": finished.usage,
             "seed": finished.seed,
             "timing": finished.timing,
-            "of": held.delivery.epoch if finished.choices else 0,
+            "of": held.delivery.epoch if finished.choices or finished.answers else 0,
             "last_seq": held.seq,
         }
     )

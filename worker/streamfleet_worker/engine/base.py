@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from streamfleet_common.decisions import Decision
 from streamfleet_common.schemas import Choice, EndState, Prefill, Request, Timing, Usage
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ class Ready(Protocol):
 
     @property
     def n(self) -> int:
-        """Rows of the batch that it takes: one for each answer."""
+        """Rows of the batch that it takes: one for each answer, or for each option of a question."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +103,8 @@ class Finished:
 
     state: EndState
     choices: tuple[Choice, ...] = ()
+    answers: tuple[Decision, ...] = ()
+    """Of a `DecideRequest`, in the order of its questions."""
     prefill: Prefill | None = None
     usage: Usage = field(default_factory=Usage)
     seed: int | None = None

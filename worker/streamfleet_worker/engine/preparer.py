@@ -38,7 +38,7 @@ class Preparer:
         self._info = info
         self._compile_guide = compile_guide
 
-    def prepare(self, request: schemas.Request) -> Prepared:
+    def prepare(self, request: schemas.GenerateRequest) -> Prepared:
         """Check a request and turn its prompt into tokens.
 
         Raises:
@@ -80,7 +80,7 @@ class Preparer:
             skip_special_tokens=request.skip_special_tokens,
         )
 
-    def _prompt(self, request: schemas.Request) -> list[int]:
+    def _prompt(self, request: schemas.GenerateRequest) -> list[int]:
         if request.messages is not None:
             ids = self._tokenizer.render(request.messages)
         elif request.prompt is not None:
@@ -94,7 +94,7 @@ class Preparer:
         return ids
 
     def _faults(
-        self, request: schemas.Request, ids: list[int], bad_words: dict[str, set[tuple[int, ...]]]
+        self, request: schemas.GenerateRequest, ids: list[int], bad_words: dict[str, set[tuple[int, ...]]]
     ) -> Iterator[str]:
         # A map has become pairs by now, and pairs may name a token twice.
         bias = cast("tuple[tuple[int, float], ...]", request.sampling.logit_bias)
@@ -119,7 +119,7 @@ class Preparer:
             if not 0 <= token_id < limit:
                 yield f"{name}.{place}: token id {token_id} is not below the vocabulary size of {limit}"
 
-    def _truncated(self, ids: list[int], request: schemas.Request) -> list[int]:
+    def _truncated(self, ids: list[int], request: schemas.GenerateRequest) -> list[int]:
         """At most `truncate` tokens of a prompt.
 
         Cut on the left, a prompt keeps the tokens that only say that a text begins, as long as another
@@ -136,7 +136,7 @@ class Preparer:
             opening = 0
         return ids[:opening] + ids[len(ids) - limit + opening :]
 
-    def _max_tokens(self, prompt_tokens: int, request: schemas.Request) -> int:
+    def _max_tokens(self, prompt_tokens: int, request: schemas.GenerateRequest) -> int:
         limit = self._info.max_seq_len
         wanted = max(1, request.min_tokens) if request.max_tokens == "fit" else request.max_tokens
         if prompt_tokens + wanted > limit:
@@ -154,7 +154,7 @@ class Preparer:
             )
         return self._compile_guide(guide)
 
-    def _prefix(self, ids: list[int], request: schemas.Request) -> str:
+    def _prefix(self, ids: list[int], request: schemas.GenerateRequest) -> str:
         if not request.echo:
             return ""
         # Without a character that the prompt leaves unfinished: the answer may finish it.

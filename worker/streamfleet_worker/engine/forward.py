@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from streamfleet_worker.engine.sequence import Sequence
 
 SCORED_AT_ONCE = 256
-"""Prompt tokens whose logits are held at once when a prompt is scored."""
+"""Prompt tokens whose logits are held at once when prompts are scored."""
 
 
 @dataclass(slots=True)
@@ -62,9 +62,7 @@ class Forward:
             logits = self._runner.logits(hidden, places)
             found = sampler.sample(logits, [sequence.row for sequence in sampled])
             outcome.tokens = list(zip(sampled, found, strict=True))
-        for chunk, first in zip(chunks, starts, strict=True):
-            if chunk.sequence.scored_from <= chunk.end:
-                outcome.scores.append((chunk.sequence, self._score(hidden, chunk, first)))
+        outcome.scores = self._score(hidden, chunks, starts)
         return outcome
 
     def _decode(self, batch: Batch, decodes: List[Sequence]) -> tuple[list[Sequence], list[int]]:
@@ -85,21 +83,37 @@ class Forward:
             order += sequences
         return order, list(range(len(order)))
 
-    def _score(self, hidden: torch.Tensor, chunk: Chunk, first: int) -> Scores:
-        ids = chunk.sequence.prompt_token_ids
-        scores = Scores()
-        # A token's score comes from the place before it; the last one is followed by none of the prompt.
-        begin, end = max(chunk.start, chunk.sequence.scored_from - 1), min(chunk.end, len(ids) - 1)
-        for start in range(begin, end, SCORED_AT_ONCE):
-            stop = min(start + SCORED_AT_ONCE, end)
-            places = range(first + start - chunk.start, first + stop - chunk.start)
-            logits = self._runner.logits(hidden, places)
-            logprobs, top = sampler.score(
-                logits, ids[start + 1 : stop + 1], chunk.sequence.prepared.top_logprobs
-            )
-            scores.logprobs += logprobs
-            scores.top += top
-        return scores
+    def _score(
+        self, hidden: torch.Tensor, chunks: List[Chunk], starts: List[int]
+    ) -> list[tuple[Sequence, Scores]]:
+        """Scores of all prompts of the pass, as many places at once as may be, whoever they belong to."""
+        found: list[tuple[Sequence, Scores]] = []
+        asked: list[tuple[int, int, Sequence, Scores]] = []
+        for chunk, start in zip(chunks, starts, strict=True):
+            sequence, first = chunk.sequence, start - chunk.start
+            if sequence.scored_from > chunk.end:
+                continue
+            scores = Scores()
+            found.append((sequence, scores))
+            ids = sequence.prompt_token_ids
+            # A token's score comes from the place before it; behind the last one there are candidates only.
+            places = range(max(chunk.start, sequence.scored_from - 1), min(chunk.end, len(ids) - 1))
+            asked += [(first + place, ids[place + 1], sequence, scores) for place in places]
+            if chunk.end == len(ids):
+                last = first + len(ids) - 1
+                asked += [(last, token_id, sequence, scores) for token_id in sequence.prepared.candidates]
+        for begin in range(0, len(asked), SCORED_AT_ONCE):
+            at, token_ids, sequences, scored = zip(*asked[begin : begin + SCORED_AT_ONCE], strict=True)
+            rows = {place: row for row, place in enumerate(dict.fromkeys(at))}
+            logits = self._runner.logits(hidden, list(rows))
+            if len(rows) < len(at):
+                logits = logits[[rows[place] for place in at]]
+            tops = [sequence.prepared.top_logprobs for sequence in sequences]
+            lines = zip(*sampler.score(logits, token_ids, max(tops)), tops, scored, strict=True)
+            for logprob, likeliest, top, scores in lines:
+                scores.logprobs.append(logprob)
+                scores.top.append(likeliest[:top])
+        return found
 
 
 def _slot(sequence: Sequence) -> Slot:

@@ -11,10 +11,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from streamfleet_common.decisions import DecideRequest
 from streamfleet_common.errors import DeadlineExceeded, GenerationFailed, StreamfleetError
 from streamfleet_common.schemas import EndState, FinishReason, Prefill, Request
 from streamfleet_worker.engine.answer import Answer, choice_seed, draw_seed
 from streamfleet_worker.engine.base import Arrival, EngineInfo, Key, Output, Room, Step
+from streamfleet_worker.engine.decision import PreparedDecision
+from streamfleet_worker.engine.decision_answer import DecisionAnswer
+from streamfleet_worker.engine.decision_preparer import DecisionPreparer
 from streamfleet_worker.engine.detokenizer import Detokenizer
 from streamfleet_worker.engine.devices import is_out_of_memory
 from streamfleet_worker.engine.exactness import Exactness
@@ -103,11 +107,12 @@ class GenerationEngine:
             prefill_chunk=-(-prefill_chunk // BLOCK) * BLOCK,
             prefix=self._prefix,
         )
-        self._answers: dict[Key, Answer] = {}
+        self._answers: dict[Key, Answer | DecisionAnswer] = {}
+        self._unasked: list[Key] = []  # those without questions
         self._info = EngineInfo(
             model=loaded.name,
             revision=loaded.revision,
-            tasks=("generate",),
+            tasks=("generate", "decide"),
             device=loaded.device_name,
             precision=loaded.precision,
             max_batch_size=max_batch_size,
@@ -116,6 +121,7 @@ class GenerationEngine:
         )
         self._exact = exact
         self._preparer = Preparer(loaded.tokenizer, self._info)
+        self._decision_preparer = DecisionPreparer(loaded.tokenizer, loaded.name, limit)
 
     @property
     def info(self) -> EngineInfo:
@@ -148,7 +154,7 @@ class GenerationEngine:
                 self._info = replace(self._info, exact=exactness.name)
             self._cache.trim()
 
-    def prepare(self, request: Request) -> Prepared:
+    def prepare(self, request: Request) -> Prepared | PreparedDecision:
         """Check a request and turn its prompt into tokens; callable from any thread.
 
         Raises:
@@ -158,16 +164,25 @@ class GenerationEngine:
                 to guide it.
             InvalidRequest: an empty prompt, a token id out of range, messages the template refuses.
         """
+        if isinstance(request, DecideRequest):
+            return self._decision_preparer.prepare(request)
         return self._preparer.prepare(request)
 
     def add(self, arrivals: Mapping[Key, Arrival]) -> None:
         """Take requests in; a key that is here already is ignored."""
         now = self._clock()
         for key, arrival in arrivals.items():
-            if key not in self._answers:
-                answer = self._answers[key] = self._answer(key, arrival, now)
-                for sequence in answer.running.values():
-                    self._scheduler.add(sequence)
+            if key in self._answers:
+                continue
+            if isinstance(arrival.prepared, PreparedDecision):
+                decision = self._answers[key] = DecisionAnswer.of(key, arrival, now)
+                self._feed(decision)
+                if not arrival.prepared.n:
+                    self._unasked.append(key)
+                continue
+            answer = self._answers[key] = self._answer(key, arrival, now)
+            for sequence in answer.running.values():
+                self._scheduler.add(sequence)
 
     def cancel(self, keys: Collection[Key]) -> None:
         """Forget these keys: they leave before the next forward pass."""
@@ -187,7 +202,7 @@ class GenerationEngine:
 
     def due_in(self) -> float | None:
         """Seconds until `step` has something to do."""
-        return self._scheduler.due_in(self._clock())
+        return 0.0 if self._unasked else self._scheduler.due_in(self._clock())
 
     def room(self) -> Room:
         """What could be added now."""
@@ -210,20 +225,43 @@ class GenerationEngine:
         unscored = len(prepared.prompt_token_ids) + 1
         for index in range(prepared.n):
             own = None if seed is None else choice_seed(seed, index)
-            eos = self._loaded.eos_token_ids
-            answer.running[index] = Sequence(
-                key=key,
-                index=index,
-                prepared=prepared,
-                arrival=arrival,
-                seed=own,
-                row=Row(prepared, own or 0, eos, self._loaded.vocab_size),
-                detokenizer=Detokenizer.of(self._loaded.tokenizer, prepared),
-                eos_token_ids=eos,
-                # Once, however many choices there are.
-                scored_from=1 if prepared.prompt_logprobs and index == 0 else unscored,
+            # Once, however many choices there are.
+            scored_from = 1 if prepared.prompt_logprobs and index == 0 else unscored
+            answer.running[index] = self._sequence(
+                key, index, prepared, arrival, seed=own, scored_from=scored_from
             )
         return answer
+
+    def _feed(self, decision: DecisionAnswer) -> None:
+        """Put parts of it into the line: so many that a batch of them waits, but not all at once."""
+        for index, part in decision.next(2 * self._info.max_batch_size).items():
+            sequence = decision.running[index] = self._sequence(
+                decision.key, index, part.prepared, decision.arrival, scored_from=part.scored_from
+            )
+            self._scheduler.add(sequence)
+
+    def _sequence(
+        self,
+        key: Key,
+        index: int,
+        prepared: Prepared,
+        arrival: Arrival,
+        *,
+        scored_from: int,
+        seed: int | None = None,
+    ) -> Sequence:
+        eos = self._loaded.eos_token_ids
+        return Sequence(
+            key=key,
+            index=index,
+            prepared=prepared,
+            arrival=arrival,
+            seed=seed,
+            row=Row(prepared, seed or 0, eos, self._loaded.vocab_size),
+            detokenizer=Detokenizer.of(self._loaded.tokenizer, prepared),
+            eos_token_ids=eos,
+            scored_from=scored_from,
+        )
 
     # --- a step -----------------------------------------------------------------------------
 
@@ -234,6 +272,10 @@ class GenerationEngine:
             self._end(
                 key, "expired", step, DeadlineExceeded("the deadline passed before the answer was complete")
             )
+        for key in self._unasked:
+            if key in self._answers:
+                step.outputs.append(Output(key, self._answers.pop(key).finished("done", began)))
+        self._unasked.clear()
         asked, found = self._prefix.tokens_asked, self._prefix.tokens_found
         todo = self._scheduler.schedule(began)
         for sequence in todo.admitted:
@@ -357,7 +399,7 @@ class GenerationEngine:
         sequence.scores.logprobs += scores.logprobs
         sequence.scores.top += scores.top
         answer = self._answers.get(sequence.key)
-        if answer is None or sequence.computed < sequence.prompt_length:
+        if not isinstance(answer, Answer) or sequence.computed < sequence.prompt_length:
             return
         top = ((), *sequence.scores.top) if sequence.prepared.top_logprobs else ()
         answer.prefill = Prefill(
@@ -377,6 +419,8 @@ class GenerationEngine:
         if answer.end(sequence):
             del self._answers[sequence.key]
             step.outputs.append(Output(sequence.key, answer.finished("done", self._clock())))
+        elif isinstance(answer, DecisionAnswer):
+            self._feed(answer)
 
     def _fail(self, sequence: Sequence, error: Exception, step: Step) -> None:
         """A choice has failed, and with it its request."""

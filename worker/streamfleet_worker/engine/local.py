@@ -74,7 +74,7 @@ class Local:
         Raises:
             InvalidRequest: it could not be run, and why.
         """
-        return len(self._engine.prepare(request).prompt_token_ids)
+        return self._engine.prepare(request).prompt_tokens
 
     def run(self, request: Request, *, timeout_s: float = FOREVER_S) -> Finished:
         """Run a request to its end.

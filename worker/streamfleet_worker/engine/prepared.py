@@ -35,3 +35,10 @@ class Prepared:
     prefix: str = ""
     """What the answer's text begins with: the prompt's, if `echo` asks for it."""
     skip_special_tokens: bool = True
+    candidates: tuple[int, ...] = ()
+    """Tokens whose log-probabilities behind the prompt are asked for."""
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.prompt_token_ids)

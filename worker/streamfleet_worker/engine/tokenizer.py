@@ -164,6 +164,19 @@ class Tokenizer:
             return ids
         return self._render_apart(turns, text)
 
+    def user_turn(self) -> tuple[list[int], list[int]]:
+        """Ids of what a chat has before the text of its only turn, a user's, and behind it up to the answer.
+
+        Raises:
+            InvalidRequest: the template refuses such a chat, or does not show its text once and whole.
+        """
+        mark = f"mark{secrets.token_hex(8)}"
+        parts = self._template([{"role": "user", "content": mark}]).split(mark)
+        if len(parts) != 2:
+            raise InvalidRequest("the model's chat template does not show a message once and whole")
+        before, behind = (self._control.encode(part, add_special_tokens=False).ids for part in parts)
+        return before, behind
+
     def _template(self, turns: list[dict[str, str]]) -> str:
         try:
             return str(self._source.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))

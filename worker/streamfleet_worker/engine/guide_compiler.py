@@ -20,7 +20,7 @@ from streamfleet_worker.engine.guide_limits import check_regex, check_schema, wa
 from streamfleet_worker.engine.guide_matcher import CompiledGuide
 
 try:
-    from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper, regex_to_lark
+    from llguidance import LLTokenizer, TokenizerWrapper, regex_to_lark
 
     IS_INSTALLED = True
 except ImportError:
@@ -36,15 +36,10 @@ MAX_GUIDES_CHARS = 1 << 20
 """Of the forms that are kept, as they came; a guide takes some 100 times that, and 0.5 MB at least."""
 
 # What stands between the parts of a JSON document. Bounded, for models may go on with spaces for ever.
-_SPACE = r"[ \t\n\r]{1,32}"
-_JSON_OPTIONS: Any = {
-    "whitespace_flexible": True,
-    "whitespace_pattern": _SPACE,
-    "item_separator": ",",
-    "key_separator": ":",
-    "lenient": False,
-    "coerce_one_of": False,
-}
+_JSON_OPTIONS = {"whitespace_pattern": r"[ \t\n\r]{1,32}"}
+# Or the library would allow one token only where the text is settled: the one that it thinks the tokenizer
+# would take. How a text is cut is the model's to choose.
+_OPTIONS = '%llguidance {"no_forcing": true}'
 _LACKING = {
     r"look-?arounds?\b|look-ahead": "look-around in regular expressions",
     r"backreferences": "backreferences in regular expressions",
@@ -114,11 +109,7 @@ class GuideCompiler:
             if guide is not None:
                 self._kept.move_to_end(form)
                 return guide
-        try:
-            grammar = _grammar(form)
-        except ValueError as error:
-            _refuse(form, str(error))
-        guide = CompiledGuide(self._read_vocabulary(), grammar, self._vocab_size)
+        guide = CompiledGuide(self._read_vocabulary(), _grammar(form), self._vocab_size)
         if fault := guide.fault():
             _refuse(form, fault)
         with self._keeping:
@@ -163,10 +154,9 @@ class _Vocabulary:
         # None of these is ever taken for text.
         self.special_token_ids = sorted({i for i in tokenizer.special_token_ids if i < vocab_size} | {*ends})
         self.eos_token_id = min(ends)
-        self._encode = tokenizer.encode_piece
 
     def __call__(self, text: str) -> list[int]:
-        return self._encode(text)
+        raise NotImplementedError("only what is forced would be encoded")
 
 
 def _grammar(form: schemas.Guide) -> str:
@@ -174,7 +164,8 @@ def _grammar(form: schemas.Guide) -> str:
     if form.json_schema is not None:
         schema = _schema(str(form.json_schema))
         check_schema(schema)
-        return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=_JSON_OPTIONS)
+        # To the library these are its options, to all others a keyword without a meaning.
+        return f"{_OPTIONS}\nstart: %json {json.dumps({**schema, 'x-guidance': _JSON_OPTIONS})}"
     if form.regex is not None:
         check_regex(form.regex)
         return _regex_grammar(form.regex)
@@ -190,8 +181,6 @@ def _schema(text: str) -> dict[str, Any]:
         schema = {}
     if not isinstance(schema, dict):
         raise InvalidRequest("guide.json_schema is no object, or false: nothing fits it")
-    # The library's own options; to all others a keyword without a meaning.
-    schema.pop("x-guidance", None)
     return schema
 
 
@@ -201,7 +190,7 @@ def _no_constant(name: str) -> NoReturn:
 
 def _regex_grammar(regex: str) -> str:
     r"""A grammar of one regular expression; `\d` and `\w` are ASCII, as in patterns of a JSON schema."""
-    return LLMatcher.grammar_from_lark(f"start: /{regex_to_lark(regex, 'dw')}/")
+    return f"{_OPTIONS}\nstart: /{regex_to_lark(regex, 'dw')}/"
 
 
 def _literal(text: str) -> str:
@@ -214,6 +203,9 @@ def _length(form: schemas.Guide) -> int:
 
 def _refuse(form: schemas.Guide, said: str) -> NoReturn:
     """Tell what is wrong with a form, and where, by what the library said of it."""
+    # Without where it stands in what we have written around it, which is quoted below.
+    said = re.sub(r"^at \d+\(\d+\): (failed to compile JSON schema: )?", "", said)
+    said = re.sub(r"\n +\d+ \| .*", "", said, flags=re.DOTALL)
     field, place = "regex" if form.regex is not None else "choice", ""
     if form.json_schema is not None:
         field = "json_schema"

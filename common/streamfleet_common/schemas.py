@@ -313,7 +313,8 @@ class Delta(Message):
     """New tokens of one choice; parallel arrays.
 
     A text is what could be shown once its token was there: "" while a character or a possible stop string
-    is incomplete. All texts of a choice, joined, are its final text. `logprobs` and `top_logprobs` are empty
+    is incomplete. An answer that is cut off may show what was held back in a last text that has no token.
+    All texts of a choice, joined, are its final text. `logprobs` and `top_logprobs` are empty
     unless asked for; the latter has the likeliest tokens and their log-probabilities, best first.
     """
 

@@ -48,7 +48,7 @@ class Shown:
         ]
 
     def rest_of(self, choice: Choice) -> Delta | None:
-        """What `choice` has beyond this, shown with its last token.
+        """What `choice` has beyond this, shown with its last token, if one is new.
 
         Raises:
             ValueError: the choice does not begin with these tokens and their text.
@@ -58,10 +58,10 @@ class Shown:
         if list(choice.token_ids[:known]) != line.ids or not choice.text.startswith(text):
             raise ValueError("what was shown is not how the answer begins")
         missing, rest = choice.token_ids[known:], choice.text[len(text) :]
-        if not missing:
-            if rest:
-                raise ValueError("there is text without a token")
+        if not missing and not rest:
             return None
+        if not missing and choice.finish_reason in _COMPLETE:
+            raise ValueError("there is text without a token, and the answer was not cut off")
         return Delta(
             index=choice.index,
             token_ids=missing,
@@ -76,4 +76,5 @@ class Shown:
         return all(ours == theirs for ours, theirs in zip(ids, choice.token_ids, strict=False))
 
 
+_COMPLETE = ("eos", "stop", "length")
 _NOTHING = Line()

@@ -83,6 +83,13 @@ def test_what_is_missing_is_made_of_the_whole_text() -> None:
     assert at((1, 0), (1, 1)).complete(done("a", of=1, last_seq=9)) == []
 
 
+def test_the_text_that_an_expired_answer_held_back_has_no_token() -> None:
+    transcript = at((1, 0), (1, 1), (1, 2))
+    choice = Choice(text="abc", token_ids=(0, 1), finish_reason="expired")
+    end = End(state="expired", choices=(choice,), of=1, last_seq=3)
+    assert transcript.complete(end) == [Delta(token_ids=(), texts=("c",))]
+
+
 @pytest.mark.parametrize(
     "choice",
     [

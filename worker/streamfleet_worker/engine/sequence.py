@@ -52,8 +52,8 @@ class Sequence:
     """Every token generated so far."""
     logprobs: list[float] = field(default_factory=list)
     top_logprobs: list[tuple[tuple[int, float], ...]] = field(default_factory=list)
-    text: str = ""
-    """What has been shown."""
+    texts: list[str] = field(default_factory=list)
+    """What has been shown, piece by piece."""
     finish_reason: FinishReason | None = None
     started_at: float = 0.0
     first_token_at: float = 0.0
@@ -87,9 +87,12 @@ class Sequence:
         An end-of-text token on the last allowed place counts as "eos", not as "length".
         """
         token_id = sampled.token_id
+        # First what may raise, so that a failed choice holds what was told of it.
         self.row.append(token_id)
+        text = self._read(token_id)
+        tokens = Tokens(self.index, [token_id], [text])
         self.token_ids.append(token_id)
-        tokens = Tokens(self.index, [token_id], [""])
+        self.texts.append(text)
         if sampled.logprob is not None:
             self.logprobs.append(sampled.logprob)
             tokens.logprobs.append(sampled.logprob)
@@ -98,8 +101,6 @@ class Sequence:
             tokens.top_logprobs.append(sampled.top)
         self.first_token_at = self.first_token_at or now
         self.last_token_at = now
-        tokens.texts[0] = text = self._read(token_id)
-        self.text += text
         return tokens
 
     def _read(self, token_id: int) -> str:
@@ -108,7 +109,7 @@ class Sequence:
             self.finish_reason = reason
             return self.detokenizer.flush(token_id)[0]
         text, stopped = self.detokenizer.push(token_id)
-        if not stopped and len(self.token_ids) >= self.prepared.max_tokens:
+        if not stopped and len(self.token_ids) + 1 >= self.prepared.max_tokens:
             self.finish_reason = "length"
             rest, stopped = self.detokenizer.flush()
             text += rest
@@ -124,15 +125,18 @@ class Sequence:
     def cut(self, reason: FinishReason) -> Tokens | None:
         """End from outside; gives the text that was still held back, if any, with no token of its own."""
         self.finish_reason = reason
-        rest = self.detokenizer.end()
-        self.text += rest
+        try:
+            rest = self.detokenizer.end()
+        except Exception:  # noqa: BLE001  it may be what ends the request
+            rest = ""
+        self.texts.append(rest)
         return Tokens(self.index, [], [rest]) if rest else None
 
     def choice(self) -> Choice:
         """What it has come to."""
         return Choice(
             index=self.index,
-            text=self.text,
+            text="".join(self.texts),
             token_ids=tuple(self.token_ids),
             logprobs=tuple(self.logprobs),
             top_logprobs=tuple(self.top_logprobs),

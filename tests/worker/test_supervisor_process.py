@@ -102,6 +102,11 @@ def launch(redis_url: str, tmp_path: Path) -> Iterator[Launch]:
         wait_gone(family)
 
 
+def environment(pid: int) -> list[str]:
+    """Of another process, as it was started."""
+    return Path(f"/proc/{pid}/environ").read_text().split("\0")
+
+
 async def owner(broker: Broker, rid: str) -> str:
     """Who runs a request, once it runs."""
     await eventually_so(lambda: _runs(broker, rid), "a start")
@@ -278,6 +283,19 @@ async def test_wrong_settings_are_said_once(launch: Launch) -> None:
     assert await fleet.ended() == 2
     assert "STREAMFLEET_MAX_BATCH_SIZE" in fleet.text
     assert len(fleet.text.splitlines()) == 1
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+@pytest.mark.parametrize(("own", "expected"), [(None, "glibc.malloc.hugetlb=1"), ("x=1", "x=1")])
+async def test_workers_ask_for_huge_pages_unless_told_otherwise(
+    launch: Launch, monkeypatch: pytest.MonkeyPatch, own: str | None, expected: str
+) -> None:
+    monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
+    if own is not None:
+        monkeypatch.setenv("GLIBC_TUNABLES", own)
+    fleet = launch(workers="1")
+    (line,) = await fleet.said("worker started")
+    assert f"GLIBC_TUNABLES={expected}" in environment(int(line["pid"]))
 
 
 def test_it_imports_nothing_that_only_workers_need() -> None:

@@ -12,7 +12,8 @@ import signal
 import socket
 import sys
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 import structlog
 
@@ -29,6 +30,9 @@ from streamfleet_worker.supervisor import Supervisor
 # `-P`: a file called like one of our imports, in the folder where the user happens to be, is none of ours.
 COMMAND = (sys.executable, "-P", "-m", "streamfleet_worker")
 BACKLOG = 128
+HUGE_PAGES: Mapping[str, str] = MappingProxyType({"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"})
+"""Lets the C library of a worker ask for huge pages, which it must be told before the process starts. A step
+reads all of the model's weights, and is about a twentieth faster so. Other systems take no notice."""
 
 log = structlog.get_logger()
 
@@ -50,7 +54,7 @@ def main(settings: WorkerSettings, command: Sequence[str] = COMMAND) -> int:
 async def _run(
     settings: WorkerSettings, command: Sequence[str], name: str, supervision: Supervision | None
 ) -> int:
-    environment = {**os.environ, "STREAMFLEET_WORKERS": "0"}
+    environment = {**HUGE_PAGES, **os.environ, "STREAMFLEET_WORKERS": "0"}
     with contextlib.ExitStack() as stack:
         doors = [stack.enter_context(door) for door in _doors(settings)]
 

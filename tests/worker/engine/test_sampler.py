@@ -183,6 +183,7 @@ def test_a_bad_row_fails_alone(bad: float, sampling: Sampling, vocab: int) -> No
     found = sample(logits.clone(), rows)
     assert found[:2] + found[3:] == healthy[:2] + healthy[3:]
     assert isinstance(found[2], GenerationFailed)
+    assert found[2].reason == "not_finite"
 
 
 def test_a_nan_is_seen_behind_a_ban() -> None:

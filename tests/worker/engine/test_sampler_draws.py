@@ -18,7 +18,7 @@ from sampler_rows import drawn, kept, named, row, sampled, tokens
 from streamfleet_common.schemas import Sampling
 from streamfleet_worker.engine import sampler
 from streamfleet_worker.engine.blocks import Blocks
-from streamfleet_worker.engine.draw import Draw, Draws, uniform
+from streamfleet_worker.engine.draw import Draw, Draws, _inverse, uniform
 
 CUTS = [
     Sampling(temperature=1.0),
@@ -169,6 +169,8 @@ def test_a_nucleus_of_more_equals_than_are_looked_at_first(monkeypatch: pytest.M
     logits = torch.zeros(300)
     assert support(logits, Sampling(temperature=1.0, top_p=0.0), monkeypatch) == {0}
     assert support(logits, Sampling(temperature=1.0, top_p=0.5), monkeypatch) == set(range(150))
+    assert support(logits, Sampling(temperature=1.0, min_p=1.0), monkeypatch) == set(range(300))
+    assert support(logits, Sampling(temperature=1.0, top_k=2), monkeypatch) == set(range(300))
     logits[[7, 250]] = 0.5
     assert support(logits, Sampling(temperature=1.0, top_p=0.5), monkeypatch) == {*range(149), 250}
 
@@ -231,6 +233,23 @@ def test_far_apart_logits_do_not_overflow() -> None:
         row(Sampling(temperature=t, top_p=p), vocab=100) for t, p in ((1.0, 1.0), (1e-3, 0.9), (100.0, 1.0))
     ]
     assert tokens(logits, rows) == [9, 9, 9]
+
+
+def test_few_allowed_tokens_are_known_to_be_all() -> None:
+    logits = torch.full((1, 5000), -math.inf)
+    logits[0, ::1000] = 0.0
+    for cuts in ({"top_p": 0.5}, {"top_k": 60}, {"top_k": 200}, {"min_p": 0.5}):
+        _, unsure = Draws(Blocks(logits), [Draw(0, Sampling(temperature=1.0, **cuts), 0.5)], 5000).likely()
+        assert not unsure.any()
+
+
+def test_a_place_without_weight_is_never_the_one() -> None:
+    weights = torch.tensor([[0.0, 0.0, 3.0, 0.0, 1.0, 0.0, 0.0]], dtype=torch.float64)
+    found = {}
+    for number in (0.0, 0.5, 0.75, 1.0):
+        place, rest = _inverse(weights, torch.tensor([[number]], dtype=torch.float64))
+        found[number] = (place.item(), rest.item())
+    assert found == {0.0: (2, 0.0), 0.5: (2, pytest.approx(2 / 3)), 0.75: (4, 0.0), 1.0: (4, 1.0)}
 
 
 def test_the_ends_of_the_drawing_number_are_inside() -> None:

@@ -49,12 +49,30 @@ def gpt2(load: Callable[..., models.LoadedModel]) -> models.LoadedModel:
 
 @pytest.fixture
 def drive(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Driver]:
-    """Make an engine and a driver of it; `runner` stands in for the engine's model runner."""
+    """Make an engine and a driver of it.
 
-    def make(loaded: models.LoadedModel, *, runner: Runner | None = None, **settings: Any) -> Driver:
+    `runner` stands in for the engine's model runner, and with a `granule` the engine is exact without a
+    warm-up.
+    """
+
+    def make(
+        loaded: models.LoadedModel, *, runner: Runner | None = None, granule: int = 1, **settings: Any
+    ) -> Driver:
         with monkeypatch.context() as patch:
             if runner is not None:
                 patch.setattr(generation, "ModelRunner", runner)
-            return Driver(GenerationEngine(loaded, clock=clock, **settings), clock)
+            engine: Any = GenerationEngine(loaded, clock=clock, **settings)
+        engine._runner.granule = granule
+        return Driver(engine, clock)
 
     return make
+
+
+@pytest.fixture(scope="session")
+def granule(llama: models.LoadedModel) -> int:
+    """At which the tiny Llama is exact on this machine."""
+    engine: Any = GenerationEngine(llama, max_seq_len=256)
+    engine.warm_up()
+    assert engine.info.exact
+    found: int = engine._runner.granule
+    return found

@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,7 +16,7 @@ from streamfleet_common.decisions import DecideRequest
 from streamfleet_common.errors import DeadlineExceeded, GenerationFailed, StreamfleetError
 from streamfleet_common.schemas import EndState, FinishReason, Prefill, Request
 from streamfleet_worker.engine.answer import Answer, choice_seed, draw_seed
-from streamfleet_worker.engine.base import Arrival, EngineInfo, Key, Output, Room, Step
+from streamfleet_worker.engine.base import Arrival, EngineInfo, Finished, Key, Output, Room, Step
 from streamfleet_worker.engine.decision import PreparedDecision
 from streamfleet_worker.engine.decision_answer import DecisionAnswer
 from streamfleet_worker.engine.decision_preparer import DecisionPreparer
@@ -23,6 +24,7 @@ from streamfleet_worker.engine.detokenizer import Detokenizer
 from streamfleet_worker.engine.devices import is_out_of_memory
 from streamfleet_worker.engine.exactness import Exactness
 from streamfleet_worker.engine.forward import Forward, Outcome
+from streamfleet_worker.engine.guide_compiler import GuideCompiler
 from streamfleet_worker.engine.kv_cache import KVCache
 from streamfleet_worker.engine.memory import ROW_WASTE, cache_tokens, peak_bytes
 from streamfleet_worker.engine.model_runner import ModelRunner
@@ -109,6 +111,7 @@ class GenerationEngine:
         )
         self._answers: dict[Key, Answer | DecisionAnswer] = {}
         self._unasked: list[Key] = []  # those without questions
+        self._unborn: list[Output] = []  # ends of those that could not be taken in
         self._info = EngineInfo(
             model=loaded.name,
             revision=loaded.revision,
@@ -120,7 +123,8 @@ class GenerationEngine:
             vocab_size=loaded.vocab_size,
         )
         self._exact = exact
-        self._preparer = Preparer(loaded.tokenizer, self._info)
+        guides = GuideCompiler(loaded.tokenizer, loaded.vocab_size, loaded.eos_token_ids)
+        self._preparer = Preparer(loaded.tokenizer, self._info, guides.compile)
         self._decision_preparer = DecisionPreparer(loaded.tokenizer, loaded.name, limit)
 
     @property
@@ -174,18 +178,28 @@ class GenerationEngine:
         for key, arrival in arrivals.items():
             if key in self._answers:
                 continue
-            if isinstance(arrival.prepared, PreparedDecision):
-                decision = self._answers[key] = DecisionAnswer.of(key, arrival, now)
-                self._feed(decision)
-                if not arrival.prepared.n:
-                    self._unasked.append(key)
-                continue
-            answer = self._answers[key] = self._answer(key, arrival, now)
-            for sequence in answer.running.values():
-                self._scheduler.add(sequence)
+            try:
+                self._take_in(key, arrival, now)
+            except Exception as error:  # noqa: BLE001
+                self._answers.pop(key, None)
+                self._withdraw(key)
+                failed = Finished("failed", error=_failure(error))
+                self._unborn.append(Output(key, failed))
+
+    def _take_in(self, key: Key, arrival: Arrival, now: float) -> None:
+        if isinstance(arrival.prepared, PreparedDecision):
+            decision = self._answers[key] = DecisionAnswer.of(key, arrival, now)
+            self._feed(decision)
+            if not arrival.prepared.n:
+                self._unasked.append(key)
+            return
+        answer = self._answers[key] = self._answer(key, arrival, now)
+        for sequence in answer.running.values():
+            self._scheduler.add(sequence)
 
     def cancel(self, keys: Collection[Key]) -> None:
         """Forget these keys: they leave before the next forward pass."""
+        self._unborn = [output for output in self._unborn if output.key not in keys]
         with torch.inference_mode():  # rows of the cache move
             for key in keys:
                 if self._answers.pop(key, None) is not None:
@@ -202,7 +216,7 @@ class GenerationEngine:
 
     def due_in(self) -> float | None:
         """Seconds until `step` has something to do."""
-        return 0.0 if self._unasked else self._scheduler.due_in(self._clock())
+        return 0.0 if self._unasked or self._unborn else self._scheduler.due_in(self._clock())
 
     def room(self) -> Room:
         """What could be added now."""
@@ -267,7 +281,8 @@ class GenerationEngine:
 
     def _step(self) -> Step:
         began = self._clock()
-        step = Step(outputs=[])
+        step = Step(outputs=self._unborn)
+        self._unborn = []
         for key in dict.fromkeys(sequence.key for sequence in self._scheduler.expire(began)):
             self._end(
                 key, "expired", step, DeadlineExceeded("the deadline passed before the answer was complete")
@@ -282,8 +297,10 @@ class GenerationEngine:
             sequence.started_at = began
         asked, found = self._prefix.tokens_asked - asked, self._prefix.tokens_found - found
         step.asked_tokens, step.cached_tokens = asked, found
-        self._guard(self._settle, todo.admitted, step)
-        self._guard(self._widen, todo.decodes, step)
+        for sequence in todo.admitted:
+            self._try(sequence, partial(self._settle, sequence), step)
+        for sequence in todo.decodes:
+            self._try(sequence, partial(self._widen, sequence), step)
         decodes = [s for s in todo.decodes if s.slot is not None]
         chunks = [c for c in todo.chunks if c.sequence.slot is not None]
         if decodes or chunks:
@@ -293,15 +310,16 @@ class GenerationEngine:
             self._scheduler.observe(self._clock() - began)
         return step
 
-    def _guard(self, act: Callable[[Sequence], None], sequences: list[Sequence], step: Step) -> None:
-        """Do something for each; one's fault is its own."""
-        for sequence in sequences:
-            if sequence.key not in self._answers:
-                continue
-            try:
-                act(sequence)
-            except Exception as error:  # noqa: BLE001
-                self._fail(sequence, error, step)
+    def _try(self, sequence: Sequence, act: Callable[[], None], step: Step) -> None:
+        """Do something for a sequence, if it is still here; what it raises is its own fault."""
+        if sequence.key not in self._answers:
+            return
+        try:
+            act()
+        except Exception as error:  # noqa: BLE001
+            if is_out_of_memory(error):
+                self._make_room()
+            self._fail(sequence, error, step)
 
     def _settle(self, sequence: Sequence) -> None:
         """Give a newcomer a row, with what the prefix cache has of its prompt."""
@@ -318,11 +336,22 @@ class GenerationEngine:
 
     def _run(self, decodes: list[Sequence], chunks: list[Chunk], step: Step) -> None:
         """Run a pass; if it fails, its halves, until whoever is guilty fails alone."""
+        # A choice may have failed by now, and its siblings are gone with it.
+        decodes = [s for s in decodes if s.slot is not None]
+        chunks = [c for c in chunks if c.sequence.slot is not None]
+        if not decodes and not chunks:
+            return
         try:
-            outcome = self._forward.run(decodes, chunks)
-        except Exception as error:  # noqa: BLE001
-            if is_out_of_memory(error):
+            try:
+                outcome = self._forward.run(decodes, chunks)
+            except Exception as error:
+                if not is_out_of_memory(error):
+                    raise
                 self._make_room()
+                if len(decodes) + len(chunks) > 1:
+                    raise
+                outcome = self._forward.run(decodes, chunks)
+        except Exception as error:  # noqa: BLE001
             self._bisect(decodes, chunks, error, step)
             return
         self._take(chunks, outcome, step)
@@ -356,23 +385,15 @@ class GenerationEngine:
 
     def _take(self, chunks: list[Chunk], outcome: Outcome, step: Step) -> None:
         for chunk in chunks:
-            self._advance(chunk)
+            self._try(chunk.sequence, partial(self._advance, chunk), step)
         for sequence, scores in outcome.scores:
-            self._score(sequence, scores, step)
+            self._try(sequence, partial(self._score, sequence, scores, step), step)
         for sequence, token in outcome.tokens:
-            if sequence.key not in self._answers:
-                continue  # a sibling has failed
-            try:
-                if isinstance(token, StreamfleetError):
-                    raise token
-                self._append(sequence, token, step)
-            except Exception as error:  # noqa: BLE001
-                self._fail(sequence, error, step)
+            self._try(sequence, partial(self._append, sequence, token, step), step)
         for chunk in chunks:
             sequence = chunk.sequence
-            complete = not sequence.max_tokens and sequence.computed == sequence.prompt_length
-            if complete and sequence.key in self._answers:
-                self._leave(sequence, step)
+            if not sequence.max_tokens and sequence.computed == sequence.prompt_length:
+                self._try(sequence, partial(self._leave, sequence, step), step)
 
     def _advance(self, chunk: Chunk) -> None:
         sequence = chunk.sequence
@@ -382,11 +403,15 @@ class GenerationEngine:
         first, last = -(-chunk.start // BLOCK), chunk.end // BLOCK
         if self._prefix.max_bytes and first < last:
             values = [self._cache.read(sequence.slot, i * BLOCK, (i + 1) * BLOCK) for i in range(first, last)]
-            self._prefix.insert(sequence.prompt_token_ids, first, values)
+            # What one fault spoilt would spoil all that begin so.
+            if torch.stack([part.isfinite().all() for block in values for part in block]).all():
+                self._prefix.insert(sequence.prompt_token_ids, first, values)
         if chunk.end == sequence.prompt_length and sequence.max_tokens:
             self._cache.start_decoding(sequence.slot)
 
-    def _append(self, sequence: Sequence, token: Sampled, step: Step) -> None:
+    def _append(self, sequence: Sequence, token: Sampled | StreamfleetError, step: Step) -> None:
+        if isinstance(token, StreamfleetError):
+            raise token
         step.outputs.append(Output(sequence.key, sequence.append(token, self._clock())))
         step.generated_tokens += 1
         if sequence.finish_reason is not None:
@@ -394,8 +419,7 @@ class GenerationEngine:
 
     def _score(self, sequence: Sequence, scores: Scores, step: Step) -> None:
         if not all(map(math.isfinite, scores.logprobs)):
-            self._fail(sequence, _unusable(), step)
-            return
+            raise GenerationFailed("the model gave no usable numbers (NaN or infinity) for this request")
         sequence.scores.logprobs += scores.logprobs
         sequence.scores.top += scores.top
         answer = self._answers.get(sequence.key)
@@ -425,14 +449,7 @@ class GenerationEngine:
     def _fail(self, sequence: Sequence, error: Exception, step: Step) -> None:
         """A choice has failed, and with it its request."""
         log.warning("request %s epoch %d failed: %s", *sequence.key, error)
-        if not isinstance(error, StreamfleetError):
-            name = type(error).__name__
-            error = GenerationFailed(
-                f"the model failed on this request: {name}: {error}"[:1000], retryable=is_out_of_memory(error)
-            )
-        if sequence.slot is not None:
-            self._cache.clear(sequence.slot)
-        self._end(sequence.key, "failed", step, error)
+        self._end(sequence.key, "failed", step, _failure(error))
 
     def _end(self, key: Key, state: EndState, step: Step, error: StreamfleetError) -> None:
         """A request ends before its time."""
@@ -448,7 +465,12 @@ class GenerationEngine:
         self._withdraw(key, [*answer.running.values()])
 
     def _withdraw(self, key: Key, sequences: Collection[Sequence] = ()) -> None:
-        self._release(dict.fromkeys([*self._scheduler.remove(key), *sequences]))
+        gone = dict.fromkeys([*self._scheduler.remove(key), *sequences])
+        for sequence in gone:
+            if sequence.slot is not None:
+                # Nobody may have looked at its numbers yet.
+                self._cache.clear(sequence.slot)
+        self._release(gone)
 
     def _release(self, sequences: Collection[Sequence]) -> None:
         for sequence in sequences:
@@ -460,5 +482,10 @@ class GenerationEngine:
                 sequence.blocks = []
 
 
-def _unusable() -> GenerationFailed:
-    return GenerationFailed("the model gave no usable numbers (NaN or infinity) for this request")
+def _failure(error: Exception) -> StreamfleetError:
+    if isinstance(error, StreamfleetError):
+        return error
+    return GenerationFailed(
+        f"the model failed on this request: {type(error).__name__}: {error}"[:1000],
+        retryable=is_out_of_memory(error),
+    )

@@ -125,6 +125,27 @@ def test_many_pattern_properties_are_refused() -> None:
         check_schema({"patternProperties": {f"a{i}": {} for i in range(17)}})
 
 
+@pytest.mark.parametrize(
+    ("bounds", "is_kept"),
+    [
+        ({"exclusiveMinimum": 0, "maximum": 0.5}, False),
+        ({"exclusiveMaximum": 0.0, "exclusiveMinimum": -0.1}, False),
+        ({"exclusiveMinimum": 0, "maximum": 1}, True),
+        ({"exclusiveMinimum": 0.1, "maximum": 0.5}, True),
+        ({"minimum": 0, "maximum": 0.5}, True),
+        # As in draft 4.
+        ({"minimum": 0.5, "exclusiveMinimum": False}, True),
+    ],
+)
+def test_bounds_that_the_library_does_not_keep_are_refused(bounds: dict[str, float], is_kept: bool) -> None:
+    for place, schema in (("", bounds), ("/items/x", {"items": {"x": bounds}})):
+        if is_kept:
+            check_schema(schema)
+        else:
+            with pytest.raises(Unsupported, match=f"json_schema{place}/exclusiveM.* 0 beside"):
+                check_schema(schema)
+
+
 def test_walking_a_schema_tells_the_pointer_of_each_value() -> None:
     schema = json.loads('{"a/b": {"c~d": [1, {"e": null}]}, "f": true}')
     # RFC 6901: "~" is spelled "~0", "/" is spelled "~1".

@@ -1,7 +1,7 @@
-"""How much a form may ask for, so that compiling and following it take a bounded time.
+"""What a form may ask for, so that the library that follows it keeps to it in a bounded time.
 
-The library that follows forms counts most of its own work and stops. It does not count what is refused here:
-each limit stands for a form that held it up for seconds, or for ever.
+The library counts most of its own work and stops. It does not count what is refused here: each limit stands
+for a form that held it up for seconds, or for ever.
 """
 
 from __future__ import annotations
@@ -110,14 +110,15 @@ def check_schema(schema: Any) -> None:
     """Refuse a JSON schema that is too dear; keywords are counted wherever they stand.
 
     Raises:
-        InvalidRequest: it is; Unsupported among them: a pattern is in verbose mode.
+        InvalidRequest: it is; Unsupported among them: a pattern is in verbose mode, or bounds are not kept.
     """
     multiples: list[Decimal] = []
     patterns: list[str] = []
     properties = pattern_properties = 0
     some_property = ""
-    for place, key, value in walk(schema):
+    for place, key, value in (("", "", schema), *walk(schema)):
         if isinstance(value, dict):
+            _check_zero(place, value)
             properties += len(value) * (key == "properties")
             if key == "patternProperties":
                 patterns += value
@@ -138,6 +139,17 @@ def check_schema(schema: Any) -> None:
     if (found := sum(map(weight, patterns))) > MAX_WEIGHT:
         what = "patterns with repetitions within and beside repetitions"
         raise _too_much("json_schema", what, found, MAX_WEIGHT)
+
+
+def _check_zero(place: str, schema: dict[str, Any]) -> None:
+    # The library takes 0 for greater than 0 where the other bound is nearer to it than 1.
+    bounds = {key: schema.get(key) for key in ("exclusiveMinimum", "exclusiveMaximum", "minimum", "maximum")}
+    zeros = [key for key in bounds if key.startswith("e") and bounds[key] == 0 and bounds[key] is not False]
+    if zeros and any(isinstance(bound, float) and 0 < abs(bound) < 1 for bound in bounds.values()):
+        feature = f"{zeros[0]} 0 beside a bound between -1 and 1"
+        raise Unsupported(
+            f"guide.json_schema{place}/{zeros[0]}: {feature} cannot be followed", feature=feature
+        )
 
 
 def walk(schema: Any) -> Iterator[tuple[str, str, Any]]:

@@ -11,9 +11,11 @@ import pytest
 from hand_worker import HandWorker
 from streamfleet_producer import (
     Client,
+    DecideRequest,
     GenerateRequest,
     InvalidRequest,
     ModelNotFound,
+    Question,
     Sampling,
     TooLong,
     Undecodable,
@@ -100,6 +102,17 @@ async def test_a_task_that_is_not_done(redis_url: str, bare_worker: HandWorker) 
         with pytest.raises(Unsupported, match="does embed, not generate") as caught:
             await fleet.submit(REQUEST)
         assert caught.value.feature == "generate"
+
+
+async def test_questions_go_to_workers_that_decide(redis_url: str, bare_worker: HandWorker) -> None:
+    request = DecideRequest(state="s", questions=[Question(id="q", criteria="c", type="yes_no")])
+    await bare_worker.announce(tasks=["generate", "decide"])
+    async with Client(redis_url, queue="q") as fleet:
+        assert (await fleet.submit(request)).state == "queued"
+    await bare_worker.announce(tasks=["generate"])
+    async with Client(redis_url, queue="q") as fleet:
+        with pytest.raises(Unsupported, match="does generate, not decide"):
+            await fleet.submit(request)
 
 
 async def test_token_ids_outside_the_vocabulary(redis_url: str, bare_worker: HandWorker) -> None:

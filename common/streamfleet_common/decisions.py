@@ -130,7 +130,7 @@ class DecideRequest(Message):
 
     @property
     def n(self) -> int:
-        """Rows of a batch that it takes: one for each option."""
+        """Rows of a batch that it takes at most: one for each option."""
         return sum(len(question.choices) for question in self.questions)
 
     @property

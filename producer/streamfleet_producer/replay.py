@@ -37,7 +37,8 @@ class Replay:
         at = self._at.get(delta.index, 0)
         known = min(len(line.ids) - at, len(delta.token_ids))
         texts = self._unshown(delta)
-        if any(texts[:known]) or not self._same(delta, line, at, known):
+        is_behind = known < len(delta.token_ids) and self._unsaid[delta.index]
+        if is_behind or any(texts[:known]) or not self._same(delta, line, at, known):
             raise ValueError("the attempts differ")
         self._at[delta.index] = at + len(delta.token_ids)
         if known == len(delta.token_ids) and not any(texts):

@@ -102,8 +102,8 @@ def spoiled(cache: KVCache, rows: int) -> KVCache:
     """Rows that others had before: nothing of theirs may be seen."""
     slots = [cache.take(length) for length in (64, 128, 192, 256) for _ in range(rows)]
     for slot in slots:
-        slot.arena.keys[:, slot.row] = 300.0
-        slot.arena.values[:, slot.row] = -300.0
+        slot.arena.keys[:, slot.row] = torch.nan
+        slot.arena.values[:, slot.row] = torch.nan
     for slot in slots:
         cache.free(slot)
     return cache

@@ -153,10 +153,10 @@ def test_a_row_that_held_nan_is_clean_for_its_next_owner(
     driver = make(
         poisoned(llama, BAD), max_batch_size=1, max_delay_s=0, prefill_chunk=32, prefix_cache_bytes=0
     )
-    # Its numbers are seen only when all of its prompt is computed.
-    key = driver.add("bad", prompt_token_ids=[BAD, *[7] * 89], max_tokens=12, deadline=driver.clock.now + 10)
-    driver.step()
-    driver.step()
+    # Its numbers are seen only when all of its prompt is computed; by now there are more than the next has.
+    key = driver.add("bad", prompt_token_ids=[BAD, *[7] * 119], max_tokens=12, deadline=driver.clock.now + 10)
+    for _ in range(3):
+        driver.step()
     assert driver.heard["bad"].end is None
     if end == "is cancelled":
         driver.engine.cancel([key])
@@ -164,6 +164,23 @@ def test_a_row_that_held_nan_is_clean_for_its_next_owner(
         driver.clock.now += 10
     driver.add("long", **HEALTHY["long"])
     assert driver.run()["long"].choices == expected["long"]
+
+
+def test_a_row_of_nan_leaves_nothing_where_it_was_before_others_left(
+    llama: LoadedModel, make: Make, expected: dict[str, Any]
+) -> None:
+    """When a row leaves, another moves into its place, and may be found to be NaN only afterwards."""
+    driver = make(poisoned(llama, BAD), max_batch_size=2, max_delay_s=0, prefix_cache_bytes=0)
+    prompts = {"leaves": [7] * 100, "bad": [*[7] * 99, BAD]}
+    for name, ids in prompts.items():
+        driver.add(name, prompt_token_ids=ids, max_tokens=1)
+    driver.step()
+    assert driver.heard["leaves"].finished.state == "done"
+    failure(driver, "bad")
+    for number in range(2):
+        driver.add(f"{number}", **HEALTHY["long"])
+    heard = driver.run()
+    assert heard["0"].choices == heard["1"].choices == expected["long"]
 
 
 def test_nan_does_not_live_on_in_the_prefix_cache(

@@ -465,12 +465,7 @@ class GenerationEngine:
         self._withdraw(key, [*answer.running.values()])
 
     def _withdraw(self, key: Key, sequences: Collection[Sequence] = ()) -> None:
-        gone = dict.fromkeys([*self._scheduler.remove(key), *sequences])
-        for sequence in gone:
-            if sequence.slot is not None:
-                # Nobody may have looked at its numbers yet.
-                self._cache.clear(sequence.slot)
-        self._release(gone)
+        self._release(dict.fromkeys([*self._scheduler.remove(key), *sequences]))
 
     def _release(self, sequences: Collection[Sequence]) -> None:
         for sequence in sequences:

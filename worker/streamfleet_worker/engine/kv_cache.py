@@ -97,6 +97,7 @@ class Arena:
         self.version = 0
         """Another one whenever the memory is."""
         self._layers: dict[int, list[Layer]] = {}
+        self._used = 0  # rows that somebody has had since the memory was new
 
     @property
     def capacity(self) -> int:
@@ -131,13 +132,19 @@ class Arena:
         self.keys, self.values = self._buffers(max(rows, used))
         self.version += 1
         self._layers.clear()
+        self._used = used
         self.keys[:, :used] = old_keys[:, :used]
         self.values[:, :used] = old_values[:, :used]
 
-    def add(self) -> Slot:
-        """A row at the end, not decoding."""
+    def add(self, start: int = 0) -> Slot:
+        """A row at the end, not decoding, and clean from the token at `start` on."""
         slot = Slot(self, len(self.slots))
         self.slots.append(slot)
+        if slot.row < self._used:
+            # Places are masked before they are written, but a NaN that somebody left would still be seen.
+            self.keys[:, slot.row, :, start:].zero_()
+            self.values[:, slot.row, :, start:].zero_()
+        self._used = max(self._used, len(self.slots))
         return slot
 
     def start_decoding(self, slot: Slot) -> None:
@@ -233,7 +240,7 @@ class KVCache:
         arena = self.arenas[self._index(length)]
         if len(arena.slots) == arena.capacity:
             self._enlarge(arena)
-        new = arena.add()
+        new = arena.add(old.width)
         arena.keys[:, new.row, :, : old.width] = old.keys[:, slot.row]
         arena.values[:, new.row, :, : old.width] = old.values[:, slot.row]
         old.remove(slot)
@@ -244,11 +251,6 @@ class KVCache:
     def free(self, slot: Slot) -> None:
         """Give a row back."""
         slot.arena.remove(slot)
-
-    def clear(self, slot: Slot) -> None:
-        """Forget what a row holds; a NaN in it would spoil its next owner."""
-        slot.arena.keys[:, slot.row].zero_()
-        slot.arena.values[:, slot.row].zero_()
 
     def read(self, slot: Slot, start: int, end: int) -> Values:
         """A copy of the keys and values of some of a row's tokens."""

@@ -166,7 +166,7 @@ async def test_a_timeout_holds_when_redis_hangs(
 
 
 async def test_an_answer_that_came_just_in_time_counts(worker: HandWorker, fleet: Client) -> None:
-    running = asyncio.create_task(fleet.run(REQUEST, timeout=0.1, deadline_s=60))
+    running = asyncio.create_task(fleet.run(REQUEST, timeout=0.5, deadline_s=60))
     [work] = await worker.take()
     [answer] = fleet._open_link().waiting
     fleet._open_link().leave(work.rid, answer)  # type: ignore[arg-type]

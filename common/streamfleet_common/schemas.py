@@ -456,6 +456,8 @@ class End(Message):
     def finish_reason(self) -> FinishReason:
         if self.choices:
             return self.choices[0].finish_reason
+        if self.state == "done":
+            return "stop"  # no text: the questions are answered
         if self.state == "cancelled" or self.state == "expired":
             return self.state
         return "error"

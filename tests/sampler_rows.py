@@ -74,11 +74,11 @@ def kept(logits: Sequence[float], sampling: Sampling) -> dict[int, float]:
     return {token_id: weights[token_id] / total for token_id in sorted(order)}
 
 
-def drawn(shares: dict[int, float], number: float) -> int:
-    """The token in whose part of the cumulative distribution a number lies."""
-    below = 0.0
+def drawn(shares: dict[int, float], start: float, stop: float) -> set[int]:
+    """The tokens whose parts of the cumulative distribution meet an interval."""
+    found, below = set(), 0.0
     for token_id, share in shares.items():
+        if below <= stop and start <= below + share:
+            found.add(token_id)
         below += share
-        if number < below:
-            return token_id
-    return list(shares)[-1]
+    return found

@@ -133,8 +133,7 @@ def test_a_draw_is_the_inverse_of_plain_sums(
         near = {"top_p": top_p, "min_p": min_p}
         near = {name: min(1.0, max(0.0, value + shift * (0 < value < 1))) for name, value in near.items()}
         shares = kept(logits[0].tolist(), sampling.model_copy(update=near))
-        for wanted in (number - 1e-5, number, number + 1e-5):
-            allowed.add(drawn(shares, wanted))
+        allowed |= drawn(shares, number - 1e-5, number + 1e-5)
     draws = Draws(Blocks(logits), [Draw(0, sampling, number)], vocab)
     found, unsure = draws.likely()
     ways = {int(draws.thorough([0])), int(draws._draw_sorted(torch.tensor([0])))}

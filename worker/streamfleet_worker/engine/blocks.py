@@ -23,6 +23,8 @@ class Blocks:
             logits = torch.nn.functional.pad(logits, (0, short), value=-math.inf)
         self.values = logits.contiguous().view(len(logits), -1, BLOCK)
         self.maxima = self.values.amax(dim=-1)
+        self.best = self.maxima.amax(dim=-1)
+        """The largest logit of each row, float32 `[rows]`; NaN if the row holds one."""
 
     def likeliest(self, rows: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The largest logits of some rows, the best first, and the ids of their tokens.

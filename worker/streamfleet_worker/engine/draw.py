@@ -27,8 +27,8 @@ _LIKELIEST = 64
 """Tokens that are looked at first: nearly always they hold all that the cuts leave."""
 _WIDE = 256
 """The same for a `top_k` that is not below that."""
-_ROWS = 8
-"""Rows whose whole vocabulary is worked on at once on a CPU: more would not stay in its caches."""
+_ROWS = 16
+"""Rows whose whole vocabulary is worked on at once on a CPU: memory for more might not be kept for reuse."""
 _BIN = 16
 """Low bits of a probability that its histogram ignores: bins are up to 0.8 % wide."""
 
@@ -72,7 +72,7 @@ class Draws:
 
     Args:
         blocks: the logits of all rows of the step.
-        draws: at least one.
+        draws: at least one, in the order of rows.
         vocab_size: ids below it are tokens.
     """
 
@@ -84,7 +84,7 @@ class Draws:
         ends = accumulate(map(len, kinds), initial=0)
         self._uncut, self._nuclei, limited, self._wide = (slice(*pair) for pair in pairwise(ends))
         self._narrow = slice(self._nuclei.start, limited.stop)
-        self._blocks = blocks
+        self.blocks = blocks
         self._vocab_size = vocab_size
         self.rows = [draw.row for draw in self._draws]
         """Their rows, in the order in which `likely` gives tokens."""
@@ -94,7 +94,7 @@ class Draws:
         # One that is taken for 0 would make 0 / 0 of the best.
         self._temperature = temperature.clamp(min=torch.finfo(torch.float32).tiny)
         self._u, self._top_k, self._top_p, self._min_p = u, top_k.long(), top_p, min_p
-        self._best = blocks.maxima[self._rows].amax(dim=-1, keepdim=True)
+        self._best = blocks.best[self._rows, None]
 
     def _numbers(self, draw: Draw) -> tuple[float, ...]:
         cuts = draw.sampling
@@ -134,10 +134,14 @@ class Draws:
 
     def _probabilities(self, which: slice) -> torch.Tensor:
         """Of all tokens, float32 `[n, blocks * BLOCK]`."""
-        scores = self._blocks.values.index_select(0, self._rows[which]).flatten(1)
+        first, last = self.rows[which.start], self.rows[which.stop - 1]
+        if last - first == which.stop - which.start - 1:
+            logits = self.blocks.values[first : last + 1].flatten(1)  # without a copy
+        else:
+            logits = self.blocks.values.index_select(0, self._rows[which]).flatten(1)
         # Minus the best first: a tiny temperature then sends the others to -inf, not the best to +inf.
-        scores.sub_(self._best[which]).div_(self._temperature[which].float())
-        return torch.softmax(scores, dim=-1)
+        scores = (logits - self._best[which]).div_(self._temperature[which].float())
+        return torch.softmax(scores, dim=-1, out=scores if scores.device.type == "cpu" else None)
 
     def _pick(self, which: slice, weights: torch.Tensor) -> torch.Tensor:
         """Tokens, int64 `[n]`, by weights of all tokens, float32 `[n, blocks * BLOCK]`."""
@@ -150,7 +154,7 @@ class Draws:
     def _draw_alone(self, place: int) -> torch.Tensor:
         """One token, int64 `[1]`. Sorts little, and waits for what it needs to know: for a CPU."""
         draw, which = self._draws[place], slice(place, place + 1)
-        logits = self._blocks.values[draw.row].flatten()
+        logits = self.blocks.values[draw.row].flatten()
         probabilities = self._probabilities(which)
         own = probabilities[0]
         if 0 < draw.sampling.top_k < self._vocab_size:
@@ -163,14 +167,14 @@ class Draws:
 
     def _draw_sorted(self, which: torch.Tensor) -> torch.Tensor:
         """Tokens, int64 `[n]`. Sorts all, and waits for nothing: for a GPU."""
-        logits = self._blocks.values.index_select(0, self._rows[which]).flatten(1)
+        logits = self.blocks.values.index_select(0, self._rows[which]).flatten(1)
         values, ids = logits.sort(stable=True, dim=-1, descending=True)
         return self._among(which, values, ids)[0]
 
     # --- the likeliest ----------------------------------------------------------------------
 
     def _among_likeliest(self, part: slice, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        values, ids = self._blocks.likeliest(self._rows[part], count)
+        values, ids = self.blocks.likeliest(self._rows[part], count)
         tokens, whole, edge = self._among(part, values, ids, self._totals(part, ids[:, :1]))
         # A nucleus without a limit is whole if it ends before the last: equals of that one may be missing.
         inside = edge > values[:, -1:]

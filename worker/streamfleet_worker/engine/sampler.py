@@ -103,9 +103,12 @@ def sample(logits: torch.Tensor, rows: Sequence[Row]) -> list[Sampled | Streamfl
         logits = logits.cpu()  # Apple's GPUs have no float64, and share the CPU's memory
     raw = logits.contiguous()
     logits, failed = _edit(raw, rows)
-    chosen = _argmax(logits)
-    best = logits.gather(1, chosen[:, None])[:, 0]
     draws = _draws(logits, rows)
+    if draws is None or len(draws.rows) < len(rows):
+        chosen = _argmax(logits)
+        best = logits.gather(1, chosen[:, None])[:, 0]
+    else:
+        chosen, best = logits.new_zeros(len(rows), dtype=torch.int64), draws.blocks.best
     unsure = torch.zeros_like(best)
     if draws is not None:
         places = moved(torch.tensor(draws.rows), logits.device)
@@ -211,41 +214,44 @@ def _scores(logits: torch.Tensor, rows: Sequence[int], token_ids: torch.Tensor, 
         top: how many of the likeliest.
 
     Returns:
-        float64, `[n, 2 + 2 * top]`: that of the token; 1 if so many are equal that others may be as likely
-        as the last of the likeliest, else 0; the ids of the likeliest; theirs, -inf where there are no more.
+        float64, `[n, 2 + 2 * top]`: that of the token; those of the likeliest, -inf where there are no more;
+        1 if so many are equal that others may be as likely as the last of these, else 0; their ids.
     """
+    places = moved(torch.tensor(rows, dtype=torch.int64), logits.device)
+    ids, unlisted, unsure = _likeliest(logits, places, top)
+    wanted = torch.cat((token_ids[places, None], ids), dim=1)
     size = _SCORED_ROWS if logits.device.type == "cpu" else max(1, len(rows))
-    lines = [logits.new_zeros(0, 2 + 2 * top, dtype=torch.float64)]
-    places_ = moved(torch.tensor(rows, dtype=torch.int64), logits.device)
-    for start in range(0, len(rows), size):
-        places = places_[start : start + size]
-        part = logits.index_select(0, places)
-        scores = torch.log_softmax(part, dim=-1)
-        columns = [scores.gather(1, token_ids[places, None])]
-        if top:
-            columns += _likeliest(part, scores, top)
-        else:
-            columns.append(torch.zeros_like(columns[0]))
-        lines.append(torch.cat([column.double() for column in columns], dim=1))
-    return torch.cat(lines)
+    found = [
+        torch.log_softmax(logits.index_select(0, part), dim=-1).gather(1, columns)
+        for part, columns in zip(torch.split(places, size), torch.split(wanted, size), strict=True)
+    ]
+    scores = torch.cat(found)
+    scores[:, 1:].masked_fill_(unlisted, -math.inf)
+    return torch.cat((scores.double(), unsure.double(), ids.double()), dim=1)
 
 
-def _likeliest(logits: torch.Tensor, scores: torch.Tensor, top: int) -> tuple[torch.Tensor, ...]:
-    values, ids = Blocks(logits).likeliest(torch.arange(len(logits), device=logits.device), _LISTED)
+def _likeliest(
+    logits: torch.Tensor, rows: torch.Tensor, top: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The ids of the likeliest tokens, `[n, top]`; which of them there are not; which rows are unsure."""
+    if not top:
+        return rows.new_zeros(len(rows), 0), rows.new_zeros(len(rows), 0).bool(), rows.new_zeros(len(rows), 1)
+    values, ids = Blocks(logits).likeliest(rows, _LISTED)
     last = values[:, -1:]
+    # In the order of ids first, so that of equals the lower comes first.
     ids, order = ids.sort(dim=-1)
     values, order = values.gather(1, order).sort(stable=True, dim=-1, descending=True)
     values, ids = values[:, :top], ids.gather(1, order)[:, :top]
-    unsure = (values[:, -1:] == last) & ~torch.isneginf(last)
-    known = scores.gather(1, ids.clamp(max=scores.shape[1] - 1))
-    return unsure, ids, torch.where(torch.isneginf(values), values, known)
+    unlisted = torch.isneginf(values)
+    unsure = (values[:, -1:] == last) & ~unlisted[:, -1:]
+    return ids.masked_fill(unlisted, 0), unlisted, unsure
 
 
 def _read(line: Sequence[float], top: int, logits: torch.Tensor) -> tuple[float, Top]:
     """A token's log-probability and the `top` likeliest, from a line of `_scores` and the row's logits."""
-    logprob, unsure, *numbers = line
-    half = len(numbers) // 2
-    ids, logprobs = numbers[:half][:top], numbers[half:][:top]
+    middle = len(line) // 2
+    logprob, logprobs, unsure, ids = line[0], line[1:middle], line[middle], line[middle + 1 :]
+    logprobs, ids = logprobs[:top], ids[:top]
     if unsure and top:
         order = torch.sort(logits, stable=True, dim=-1, descending=True).indices[:top]
         ids, logprobs = order.tolist(), torch.log_softmax(logits, dim=-1)[order].tolist()

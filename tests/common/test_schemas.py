@@ -520,7 +520,7 @@ def test_a_fresh_rid_is_valid_and_unique() -> None:
 @pytest.mark.parametrize(
     ("end", "text", "token_ids", "reason"),
     [
-        (End(state="done"), "", (), "error"),
+        (End(state="done"), "", (), "stop"),
         (End(state="failed"), "", (), "error"),
         (End(state="dead"), "", (), "error"),
         (End(state="cancelled"), "", (), "cancelled"),

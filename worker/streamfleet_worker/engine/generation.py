@@ -136,7 +136,7 @@ class GenerationEngine:
     def memory(self) -> Mapping[str, int]:
         """Bytes taken now, by use; may be read from any thread.
 
-        The cache's rows take memory as they fill, on a CPU. The peak is the process's there, torch's on a GPU.
+        On a CPU the cache's rows take memory as they fill, and the peak is the process's; on a GPU torch's.
         """
         return {
             "weights": self._loaded.weights_bytes,

@@ -35,7 +35,7 @@ Record = Callable[[Callable[[], torch.Tensor]], tuple[Callable[[], None], torch.
 
 def record(compute: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
     """Record a computation on the current GPU."""
-    stream = torch.cuda.Stream()
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         for _ in range(2):  # libraries make their workspaces at the first calls, which cannot be recorded

@@ -10,7 +10,7 @@ import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from queue import SimpleQueue
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -89,7 +89,7 @@ class Local:
 
     def stream(
         self, request: Request, *, timeout_s: float = FOREVER_S
-    ) -> Iterator[Prefill | Tokens | Finished]:
+    ) -> Generator[Prefill | Tokens | Finished, None, None]:
         """What a request brings forth, as it comes; `Finished` is the last.
 
         It starts at the first `next`, and is cancelled when the iterator is closed before its end.

@@ -23,7 +23,7 @@ from streamfleet_producer import Client
 
 HERE = Path(__file__).parent
 QUEUE = "bench"
-START_LIMIT_S = 120.0
+START_LIMIT_S = 300.0
 
 
 class FleetSide:

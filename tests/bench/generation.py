@@ -11,8 +11,8 @@ The first run installs vLLM in an environment of its own, about 3 GB.
 
 `alone` answers another quarter of the requests in each round. `same` tells how many answers are, token by
 token, those of `alone`: all of them in float32, while in bfloat16 rounding may tip the choice between two
-words of about the same likelihood. `--check` compares all of them: one round in float32, which fails if any of
-ours differs.
+words of about the same likelihood. `--check` compares all of them: one round in float32, which fails if any
+of ours differs.
 """
 
 from __future__ import annotations
@@ -108,8 +108,8 @@ def measure(names: list[str], setup: Setup, options: argparse.Namespace) -> Roun
         for name in names:
             sides[name] = SideProcess(name, command(name, file), LIMIT_S)
             stack.callback(sides[name].stop)
-        for side in sides.values():
-            side.wait_ready()
+            # One after the other: all at once, they would take minutes on few cores.
+            sides[name].wait_ready()
         for round_ in range(options.rounds):
             for name, side in sides.items():
                 result = side.run(numbers(name, round_, options))

@@ -8,19 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import (
-    BertConfig,
-    BertForSequenceClassification,
-    MambaConfig,
-    MambaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    T5Config,
-    T5ForConditionalGeneration,
-)
+import transformers
 
 from streamfleet_common.errors import DeviceUnavailable, ModelLoadFailed, TokenizerFailed
 from streamfleet_worker.engine import devices, models, smollm2
+from streamfleet_worker.engine.kv_cache import CacheShape
 from streamfleet_worker.engine.models import LoadedModel
 from tiny_model import build_model, tiny_model
 
@@ -39,7 +31,7 @@ def test_a_folder(llama: LoadedModel) -> None:
     assert llama.name == str(tiny_model())
     assert llama.precision == "float32"
     assert (llama.max_positions, llama.vocab_size) == (512, 1024)
-    assert [(s.heads, s.key_dim) for s in llama.layer_shapes] == [(2, 16), (2, 16)]
+    assert llama.cache_shape == CacheShape(layers=2, heads=2, key_dim=16, value_dim=16)
     assert llama.eos_token_ids == {2}
     assert not llama.model.training
 
@@ -101,45 +93,76 @@ def test_a_hub_name_without_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
         models.load("organisation/no-such-model@main")
 
 
+SMALL: dict[str, Any] = {
+    "vocab_size": 1024,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+}
+GROUPED = {**SMALL, "intermediate_size": 32, "num_key_value_heads": 1, "head_dim": 16}
+T5_SIZES = {"vocab_size": 1024, "d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2}
+GEMMA3N = {
+    **GROUPED,
+    "num_hidden_layers": 4,
+    "num_kv_shared_layers": 2,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "vocab_size_per_layer_input": 1024,
+    "hidden_size_per_layer_input": 8,
+    "laurel_rank": 4,
+    "activation_sparsity_pattern": None,
+}
+
+
 @pytest.mark.parametrize(
-    ("model", "match"),
+    ("config", "name", "values", "match"),
     [
+        ("Mamba", "MambaForCausalLM", {**SMALL, "state_size": 4}, "MambaForCausalLM: only decoders"),
+        ("T5", "T5ForConditionalGeneration", T5_SIZES, "T5Config.*AutoModelForCausalLM"),
+        ("Bert", "BertForSequenceClassification", SMALL, "BertLMHeadModel.*missing"),
+        # Positions are a bias of the attention (ALiBi).
+        ("Bloom", "BloomForCausalLM", SMALL, "BloomForCausalLM: only decoders"),
+        # The attention is written into the layer.
+        ("StableLm", "StableLmForCausalLM", SMALL, "StableLmForCausalLM, whose attention cannot be replaced"),
+        # Some layers use the keys and values of others.
+        ("Gemma3nText", "Gemma3nForCausalLM", GEMMA3N, "Gemma3nForCausalLM whose cache is not the standard"),
+        # Some layers have a state instead of keys and values.
         (
-            lambda: MambaForCausalLM(
-                MambaConfig(vocab_size=1024, hidden_size=16, num_hidden_layers=1, state_size=4)
-            ),
-            "MambaForCausalLM",
-        ),
-        (
-            lambda: T5ForConditionalGeneration(
-                T5Config(vocab_size=1024, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2)
-            ),
-            "cannot be loaded|decoder",
-        ),
-        (
-            lambda: BertForSequenceClassification(
-                BertConfig(vocab_size=1024, hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
-            ),
-            "BertLMHeadModel.*missing",
+            "Lfm2",
+            "Lfm2ForCausalLM",
+            {**GROUPED, "layer_types": ["conv", "full_attention"]},
+            "Lfm2ForCausalLM whose cache is not the standard",
         ),
     ],
 )
 def test_models_of_another_kind_are_refused_by_name(
-    folder: Path, model: Callable[[], Any], match: str
+    folder: Path, config: str, name: str, values: dict[str, Any], match: str
 ) -> None:
     (folder / "model.safetensors").unlink()
-    model().save_pretrained(folder)
+    made = getattr(transformers, f"{config}Config")(**values)
+    getattr(transformers, name)(made).save_pretrained(folder)
     with pytest.raises(ModelLoadFailed, match=match):
         models.load(str(folder))
 
 
-def test_an_attention_window_limits_the_length(folder: Path) -> None:
-    # The mask is the same for all layers, which is right as long as no window bites.
-    sizes: Any = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1}
-    heads: Any = {"num_attention_heads": 2, "num_key_value_heads": 1}
-    config = MistralConfig(vocab_size=1024, sliding_window=48, **sizes, **heads)
-    MistralForCausalLM(config).save_pretrained(folder)
-    assert models.load(str(folder)).max_positions == 48
+def test_an_attention_window_does_not_limit_the_length(load: Callable[..., LoadedModel]) -> None:
+    for kind in ("mistral", "gemma2"):
+        loaded = load(kind)
+        assert loaded.model.config.sliding_window == 48
+        assert loaded.max_positions == 512
+
+
+def test_positions_that_are_stretched_for_long_texts_limit_the_length(folder: Path) -> None:
+    # Beyond the original length a long row would change the encoding of all others.
+    rope = {
+        "rope_type": "longrope",
+        "rope_theta": 10_000.0,
+        "short_factor": [1.0] * 8,
+        "long_factor": [4.0] * 8,
+        "original_max_position_embeddings": 128,
+        "factor": 4.0,
+    }
+    edit(folder / "config.json", rope_parameters=rope)
+    assert models.load(str(folder)).max_positions == 128
 
 
 def test_devices_by_name() -> None:

@@ -10,7 +10,7 @@ from torch import nn
 from engine_driver import Driver
 from streamfleet_worker.engine import models, packed_linear
 from streamfleet_worker.engine.models import LoadedModel
-from streamfleet_worker.engine.packed_linear import PackedLinear, pack_linears
+from streamfleet_worker.engine.packed_linear import PackedLinear, SharedLinear, pack_linears
 from tiny_model import tiny_model
 
 needs_packing = pytest.mark.skipif(
@@ -34,12 +34,46 @@ def test_the_product_is_that_of_the_plain_layer(dtype: torch.dtype, bias: bool) 
         torch.testing.assert_close(packed(x), plain(x), rtol=0.01, atol=0.01)
 
 
+class Siblings(nn.Module):
+    """Layers by the names that attention gives them."""
+
+    def __init__(self, *, biases: tuple[bool, bool, bool]) -> None:
+        super().__init__()
+        self.q_proj = nn.Linear(32, 48, bias=biases[0])
+        self.k_proj = nn.Linear(32, 16, bias=biases[1])
+        self.v_proj = nn.Linear(32, 16, bias=biases[2])
+        self.o_proj = nn.Linear(48, 32)
+
+
+@needs_packing
+@pytest.mark.parametrize("biases", [(True, True, True), (False, False, False), (True, False, True)])
+@torch.inference_mode()
+def test_layers_that_share_a_product_give_what_each_gave(biases: tuple[bool, bool, bool]) -> None:
+    torch.manual_seed(1)
+    plain = Siblings(biases=biases)
+    packed = copy.deepcopy(plain)
+    assert pack_linears(packed, torch.float32) == 4
+    shared = sum(isinstance(module, SharedLinear) for module in packed.children())
+    assert shared == (3 if len(set(biases)) == 1 else 0)
+    one, other = torch.randn(2, 5, 32), torch.randn(2, 5, 32)
+    # In any order, for the same input and for several, again and again, some left out.
+    for names in ("qkv", "vkq", "kk", "q", "v", "qvk"):
+        for x in (one, other, one):
+            for name in names:
+                ours, theirs = getattr(packed, f"{name}_proj")(x), getattr(plain, f"{name}_proj")(x)
+                torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+    for name, x in zip("qkvqkv", (one, other, one, other, one, other), strict=True):
+        ours, theirs = getattr(packed, f"{name}_proj")(x), getattr(plain, f"{name}_proj")(x)
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
 @needs_packing
 def test_a_packed_model_gives_the_same_tokens_and_says_how_big_it_is(
     llama: LoadedModel, drive: Callable[..., Driver]
 ) -> None:
     packed = models.load(str(tiny_model()), device="cpu")
-    assert sum(isinstance(m, PackedLinear) for m in packed.model.modules()) == 2 * 7 + 1
+    # Of each layer: queries, keys and values; their output; gate and up; down. And the head.
+    assert sum(isinstance(m, PackedLinear) for m in packed.model.modules()) == 2 * 4 + 1
     assert packed.weights_bytes == llama.weights_bytes
     answers = []
     for loaded in (llama, packed):

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 _ROWS = 8
 """Guided rows whose masks are spread out at once."""
+_SIGN = -(1 << 31)
+_NEGATIVE_INFINITY = -(1 << 23)
+"""The bits of a float32, as an int32; without the sign those of infinity."""
 
 
 class Edits:
@@ -38,8 +41,7 @@ class Edits:
         bias = {
             token_id: value for token_id, value in dict(sampling.logit_bias).items() if token_id < vocab_size
         }
-        self.biased = torch.tensor(list(bias), dtype=torch.int64)
-        self.bias = torch.tensor(list(bias.values()), dtype=torch.float32)
+        self.biased, self.bias = array("q", bias), array("f", bias.values())
         self.penalties = (
             sampling.repetition_penalty,
             sampling.presence_penalty,
@@ -58,7 +60,7 @@ class Edits:
         self._min_tokens = prepared.min_tokens
         self._answer: list[int] = []
         self.matcher = None if prepared.guide is None else prepared.guide.matcher()
-        self.any = bool(bias) or self.penalised or bool(self._runs or self.matcher or self.bans())
+        self.any = bool(bias or self.penalised or self._runs or self.matcher or self.bans())
         """Whether the request asks for any change."""
 
     def append(self, token_id: int) -> None:
@@ -92,64 +94,72 @@ def apply(logits: torch.Tensor, edits: Mapping[int, Edits]) -> dict[int, Streamf
     Returns:
         What went wrong, by row; the logits of these rows are void.
     """
-    _add_bias(logits, edits)
+    biased = {row: edit.biased for row, edit in edits.items()}
+    _add(logits, biased, _joined("f", (edit.bias for edit in edits.values())))
     _penalise(logits, {row: edit for row, edit in edits.items() if edit.penalised})
-    width = logits.shape[1]
-    banned = [row * width + token_id for row, edit in edits.items() for token_id in edit.bans()]
-    if banned:
-        # Added, not written over: a NaN must be seen.
-        places = moved(torch.tensor(banned), logits.device)
-        logits.view(-1).index_add_(0, places, logits.new_full((len(banned),), -math.inf))
-    matchers = [(row, edit.matcher) for row, edit in edits.items() if edit.matcher is not None]
-    return _guide(logits, matchers) if matchers else {}
+    banned = {row: array("q", edit.bans()) for row, edit in edits.items()}
+    _add(logits, banned, array("f", [-math.inf]) * sum(map(len, banned.values())))
+    return _guide(logits, {row: edit.matcher for row, edit in edits.items() if edit.matcher is not None})
 
 
-def _add_bias(logits: torch.Tensor, edits: Mapping[int, Edits]) -> None:
-    places = [edit.biased + row * logits.shape[1] for row, edit in edits.items() if len(edit.biased)]
-    if places:
-        values = torch.cat([edit.bias for edit in edits.values()])
-        device = logits.device
-        logits.view(-1).index_add_(0, moved(torch.cat(places), device), moved(values, device))
+def _joined(kind: str, parts: Iterable[array[Any]]) -> array[Any]:
+    joined = array(kind)
+    for part in parts:
+        joined += part
+    return joined
+
+
+def _places(logits: torch.Tensor, ids: Mapping[int, array[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Where the tokens of rows are in the flat logits, and whose each is, counted in the order of rows."""
+    lengths = torch.tensor([len(own) for own in ids.values()])
+    owners = moved(torch.arange(len(ids)).repeat_interleave(lengths), logits.device)
+    starts = moved(torch.tensor([row * logits.shape[1] for row in ids]), logits.device)
+    flat = torch.frombuffer(_joined("q", ids.values()), dtype=torch.int64)
+    return moved(flat, logits.device) + starts[owners], owners
+
+
+def _add(logits: torch.Tensor, ids: Mapping[int, array[int]], values: array[float]) -> None:
+    """Add numbers to the logits of tokens, by row. A NaN stays one, as it would not if written over."""
+    if values:
+        added = moved(torch.frombuffer(values, dtype=torch.float32), logits.device)
+        logits.view(-1).index_add_(0, _places(logits, ids)[0], added)
 
 
 def _penalise(logits: torch.Tensor, edits: Mapping[int, Edits]) -> None:
     """Sparse: only tokens that were seen are touched, those of all rows at once."""
-    seen, counts = array("q"), array("f")
-    for edit in edits.values():
-        seen += edit.seen
-        counts += edit.counts
-    if not seen:
+    counts = _joined("f", (edit.counts for edit in edits.values()))
+    if not counts:
         return
-    device = logits.device
-    lengths = torch.tensor([len(edit.seen) for edit in edits.values()])
-    starts = torch.tensor([row * logits.shape[1] for row in edits]).repeat_interleave(lengths)
-    places = moved(torch.frombuffer(seen, dtype=torch.int64) + starts, device)
+    device, flat = logits.device, logits.view(-1)
+    places, owners = _places(logits, {row: edit.seen for row, edit in edits.items()})
     often = moved(torch.frombuffer(counts, dtype=torch.float32), device)
-    penalties = torch.tensor([edit.penalties for edit in edits.values()]).repeat_interleave(lengths, 0)
-    repetition, presence, frequency = moved(penalties, device).unbind(dim=1)
-    flat = logits.view(-1)
-    values = flat[places]
+    penalties = moved(torch.tensor([edit.penalties for edit in edits.values()]).T.contiguous(), device)
+    repetition, presence, frequency = (penalty.index_select(0, owners) for penalty in penalties)
+    values = flat.index_select(0, places)
     values = torch.where(values < 0, values * repetition, values / repetition)
-    flat[places] = values - frequency * often - presence * (often > 0)
+    values -= frequency * often + presence * often.clamp(max=1)
+    flat.scatter_(0, places, values)
 
 
-def _guide(logits: torch.Tensor, matchers: Sequence[tuple[int, Matcher]]) -> dict[int, StreamfleetError]:
+def _guide(logits: torch.Tensor, matchers: Mapping[int, Matcher]) -> dict[int, StreamfleetError]:
+    """Ban what each row's matcher does not allow."""
     errors: dict[int, StreamfleetError] = {}
+    rows = list(matchers)
     width = logits.shape[1]
-    # What each value of a byte of a mask adds to the logits of its 8 tokens.
-    allowed = torch.arange(256, device=logits.device)[:, None] >> torch.arange(8, device=logits.device) & 1
-    added = torch.where(allowed > 0, 0.0, -math.inf)
-    for start in range(0, len(matchers), _ROWS):
-        part = matchers[start : start + _ROWS]
+    # A mask's bit goes where a float has its sign, and makes the rest of it an infinity.
+    shifts = 31 - torch.arange(32, dtype=torch.int32, device=logits.device)
+    for start in range(0, len(rows), _ROWS):
+        part = rows[start : start + _ROWS]
         masks = torch.zeros(len(part), -(-width // 32), dtype=torch.int32)
-        for mask, (row, matcher) in zip(masks, part, strict=True):
+        for row, mask in zip(part, masks, strict=True):
             try:
-                matcher.fill(mask)
+                matchers[row].fill(mask)
             except StreamfleetError as error:
                 errors[row] = error
             except Exception as error:  # noqa: BLE001  one row's fault must not touch the others
                 errors[row] = GenerationFailed(f"the guide failed on this answer: {error}"[:1000])
-        rows = moved(torch.tensor([row for row, _ in part]), logits.device)
-        bytes_ = moved(masks.view(torch.uint8), logits.device)
-        logits.index_add_(0, rows, added[bytes_.int()].flatten(1)[:, :width])
+        signs = moved(masks, logits.device)[:, :, None] << shifts & _SIGN
+        limits = (signs ^ _NEGATIVE_INFINITY).view(torch.float32).flatten(1)[:, :width]
+        for row, limit in zip(part, limits, strict=True):
+            logits[row].clamp_(max=limit)
     return errors

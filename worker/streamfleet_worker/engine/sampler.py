@@ -42,7 +42,7 @@ class Row:
         vocab_size: logits a row.
     """
 
-    __slots__ = ("_count", "edits", "logprobs", "plain", "sampling", "seed", "top_logprobs")
+    __slots__ = ("_count", "edits", "logprobs", "sampling", "seed", "top_logprobs")
 
     def __init__(self, prepared: Prepared, seed: int, eos_token_ids: frozenset[int], vocab_size: int) -> None:
         self.sampling = prepared.sampling
@@ -52,8 +52,6 @@ class Row:
         ends = prepared.stop_token_ids if prepared.ignore_eos else prepared.stop_token_ids | eos_token_ids
         changes = Edits(prepared, ends, vocab_size)
         self.edits = changes if changes.any else None
-        self.plain = self.edits is None and not self.logprobs and not self.sampling.temperature
-        """Whether the likeliest token's id is all that is asked for."""
         self._count = 0
 
     @property

@@ -77,6 +77,7 @@ def by_the_model() -> list[Any]:
     ]
 
 
+@pytest.mark.timeout(180)  # some are hard to find
 @pytest.mark.parametrize("mutant", by_the_model())
 def test_the_model_notices_it_too(redis_url: str, mutant: Mutant) -> None:
     class Mutated(Fleet):

@@ -41,11 +41,15 @@ class CacheShape:
 
 
 def widths(max_len: int) -> tuple[int, ...]:
-    """Widths of arenas, up to one for `max_len` tokens: 64, 128, 192, 256, then two to each doubling."""
+    """Widths of arenas, up to one for `max_len` tokens: 128, 256, then two to each doubling.
+
+    Each arena with rows in it costs a layer as much as some 1,500 more tokens in the others: the short widths
+    are few.
+    """
     limit = -(-max_len // GRANULE) * GRANULE
-    found = [64, 128, 192]
+    found = [128, 256]
     while found[-1] < limit:
-        found += [found[-1] // 3 * 4, found[-1] * 2]
+        found += [found[-1] // 2 * 3, found[-1] * 2]
     return (*(width for width in found if width < limit), limit)
 
 

@@ -20,6 +20,7 @@ from streamfleet_common.errors import ModelLoadFailed, TokenizerFailed
 from streamfleet_worker.engine import smollm2
 from streamfleet_worker.engine.devices import describe, find_device, find_precision
 from streamfleet_worker.engine.kv_cache import CacheShape
+from streamfleet_worker.engine.lean_norm import lean_norms
 from streamfleet_worker.engine.packed_linear import pack_linears, packed_bytes
 from streamfleet_worker.engine.tokenizer import Tokenizer
 
@@ -87,8 +88,8 @@ def load(
             of a hub repository, "organisation/name", with "@revision" if wanted.
         device: "auto", "cpu", "cuda", "cuda:1", "mps".
         precision: "auto" (float32 on a CPU, else bfloat16), "float32", "bfloat16" or "float16".
-        pack: on a CPU, lay the weights of linear layers out for it; the model is faster, and can no
-            longer be saved.
+        pack: make the model faster: norms in one call and, on a CPU, weights of linear layers laid out for
+            it. It can no longer be saved.
         progress: called with a sentence before anything slow.
 
     Only safetensors and GGUF files are read, and no code from the model's repository is run.
@@ -112,8 +113,10 @@ def load(
         raise _failure(reference, source, error) from error
     tokenizer, tokenizer_eos = _load_tokenizer(reference, source)
     text_config = model.config.get_text_config(decoder=True)
-    if pack and place.type == "cpu":
-        pack_linears(model, dtype)
+    if pack:
+        lean_norms(model, dtype)
+        if place.type == "cpu":
+            pack_linears(model, dtype)
     shape = _inspect(reference, model, place)
     positions = [getattr(text_config, "max_position_embeddings", None), _rope_limit(text_config)]
     if not any(positions):

@@ -1,20 +1,20 @@
-"""That the comparison of libraries for guided output runs, and that our own column keeps or refuses."""
+"""That our column of the comparison of libraries for guided output keeps each form, or refuses it."""
 
-import json
-import subprocess
-import sys
 from pathlib import Path
+
+import pytest
 
 from tiny_model import tiny_model
 
 
-def test_ours_keeps_a_form_or_refuses_it() -> None:
-    arguments = ["--model", str(tiny_model()), "--only", "costs", "features", "--libraries", "ours", "--json"]
-    command = [sys.executable, str(Path(__file__).parent / "guide.py"), *arguments]
-    done = subprocess.run(command, stdout=subprocess.PIPE, encoding="utf-8", timeout=50, check=True)
-    found = json.loads(done.stdout)
-    assert all(form["mask us"] > 0 for form in found["costs"]["ours"]["forms"].values())
-    verdicts = found["features"]["ours"]
+def test_ours_keeps_a_form_or_refuses_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    import guide  # noqa: PLC0415
+
+    bench = guide.Bench("ours", str(tiny_model()))
+    costs = guide.answer(bench, "costs", "", 0)["forms"]
+    assert all(form["mask us"] > 0 for form in costs.values())
+    verdicts = guide.answer(bench, "features", "", 0)
     assert set(verdicts.values()) == {"kept", "refused"}
     assert {name for name, verdict in verdicts.items() if verdict == "refused"} == {
         "oneOf that overlap",

@@ -17,6 +17,11 @@ def reference(kind: Kind, dtype: torch.dtype = torch.float32) -> Reference:
     return Reference(kind, dtype)
 
 
+BFLOAT16_GAP = 4 * 2**-8
+"""Two logits in bfloat16 that are as close as this, relative, are the same but for rounding: its numbers have
+8 bits, and what comes of a few layers is off by a few units of the last one."""
+
+
 class Reference:
     """One request at a time."""
 
@@ -46,3 +51,16 @@ class Reference:
         """After each of some tokens, float32 `[tokens, vocab_size]`."""
         logits: torch.Tensor = self.model(input_ids=torch.tensor([list(token_ids)])).logits[0].float()
         return logits
+
+    def gap(self, prompt: Sequence[int], theirs: Sequence[int], ours: Sequence[int]) -> float:
+        """How much less likely than its best token the model holds the first one that is another, relative.
+
+        0 if the answers are equal, or part where two of its logits do.
+        """
+        parted = [place for place, pair in enumerate(zip(theirs, ours, strict=False)) if pair[0] != pair[1]]
+        if not parted:
+            assert len(theirs) == len(ours)
+            return 0.0
+        logits = self.logits([*prompt, *theirs[: parted[0]]])[-1]
+        best = float(logits.max())
+        return (best - float(logits[ours[parted[0]]])) / abs(best)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from engine_driver import Driver
-from reference_model import reference
+from reference_model import BFLOAT16_GAP, reference
 from streamfleet_worker.engine.models import LoadedModel
 from tiny_model import KINDS, Kind
 
@@ -135,27 +135,20 @@ def test_a_request_is_answered_alike_beside_45_others(llama: LoadedModel, drive:
     assert driver.run()["amid"].token_ids == expected
 
 
-def test_bfloat16_differs_from_generate_only_where_rounding_decides(load: Load, drive: Make) -> None:
-    """Where an answer leaves the reference's, that one's two best logits are as close as bfloat16 is coarse.
-
-    Its numbers have 8 bits: a logit of some layers' rounding is off by a few units of 2^-8 of its size.
-    """
+def test_bfloat16_parts_from_generate_only_where_rounding_decides(load: Load, drive: Make) -> None:
+    """And it is as close to float32 as the library is: two of its ways do not agree with each other more."""
     loaded, model = load("llama", "bfloat16"), reference("llama", torch.bfloat16)
-    prompts = mixed_prompts(8, 16)
+    prompts = mixed_prompts(8, 20)
     driver = drive(loaded, max_batch_size=5, max_seq_len=256, prefill_chunk=32)
     tell(driver, prompts, seed=9)
-    left = 0
+    equal = theirs_true = ours_true = 0
     for number, (ids, max_tokens) in enumerate(prompts):
         ours, theirs = driver.heard[str(number)].token_ids, model.generate(ids, max_tokens)
-        place = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), None)
-        if place is None:
-            assert len(ours) == len(theirs)
-            continue
-        left += 1
-        logits = model.logits([*ids, *theirs[:place]])[-1]
-        best = float(logits.max())
-        assert best - float(logits[ours[place]]) < ROUNDING * best, number
-    assert left < len(prompts) / 2
-
-
-ROUNDING = 4 * 2**-8
+        true = reference("llama").generate(ids, max_tokens)
+        assert model.gap(ids, theirs, ours) < BFLOAT16_GAP, number
+        equal += ours == theirs
+        ours_true += ours == true
+        theirs_true += theirs == true
+    # 17, 19 and 17 where this was written.
+    assert equal > len(prompts) / 2
+    assert ours_true >= theirs_true - 3

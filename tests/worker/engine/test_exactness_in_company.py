@@ -17,9 +17,9 @@ import torch
 
 from engine_driver import Driver, Heard
 from random_requests import RandomRequests, is_plainly_greedy
-from reference_model import reference
+from reference_model import BFLOAT16_GAP, reference
 from streamfleet_common.schemas import Timing
-from streamfleet_worker.engine import forward
+from streamfleet_worker.engine import sampler
 from streamfleet_worker.engine.models import LoadedModel
 from tiny_model import Kind
 
@@ -35,7 +35,7 @@ class Logits:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._patch = monkeypatch
-        self._sample = forward.sampler.sample
+        self._sample = sampler.sample
 
     @contextmanager
     def of(self, driver: Driver) -> Iterator[dict[Place, torch.Tensor]]:
@@ -56,7 +56,7 @@ class Logits:
             return self._sample(logits, rows)
 
         with self._patch.context() as patch:
-            patch.setattr(forward.sampler, "sample", sample)
+            patch.setattr(sampler, "sample", sample)
             yield found
 
 
@@ -145,27 +145,38 @@ def test_random_requests(kind: Kind, precision: str, load: Load, drive: Make, lo
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("chunk", [32, 64])
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-@pytest.mark.parametrize("kind", ["llama", "gpt2", "mistral", "gemma2"])
+@pytest.mark.parametrize(
+    ("kind", "precision", "chunk"),
+    [
+        ("llama", "float32", 32),
+        ("llama", "bfloat16", 64),
+        ("gpt2", "float32", 64),
+        ("mistral", "bfloat16", 32),
+        ("gemma2", "float32", 64),
+    ],
+)
 def test_200_random_requests(  # noqa: PLR0917  (fixtures)
     kind: Kind, precision: str, chunk: int, load: Load, drive: Make, logits: Logits
 ) -> None:
+    """And greedy ones are those of `generate`; in bfloat16, up to where rounding decides."""
     loaded = load(kind, precision, pack=True)
     busy = {"max_batch_size": 9, "prefill_chunk": chunk}
     company, requests = check(loaded, drive, logits, count=200, seed=chunk, busy=busy, alone=ALONE)
-    if precision == "float32":
-        greedy = {name: fields for name, fields in requests.items() if is_plainly_greedy(fields)}
-        assert len(greedy) > 30
-        for name, fields in greedy.items():
-            check_greedy(kind, company.heard[name], fields)
+    greedy = {name: fields for name, fields in requests.items() if is_plainly_greedy(fields)}
+    assert len(greedy) > 30
+    parted = 0
+    for name, fields in greedy.items():
+        gap = gap_to_generate(kind, loaded.dtype, company.heard[name], fields)
+        assert gap < (BFLOAT16_GAP if precision == "bfloat16" else 1e-6), name
+        parted += gap > 0
+    assert parted < len(greedy) / 2
 
 
-def check_greedy(kind: Kind, heard: Heard, fields: Fields) -> None:
+def gap_to_generate(kind: Kind, dtype: torch.dtype, heard: Heard, fields: Fields) -> float:
+    model, prompt = reference(kind, dtype), fields["prompt_token_ids"]
     ends = [2, *fields.get("stop_token_ids", ())]
-    limit = 256 - len(fields["prompt_token_ids"])
-    count = limit if fields["max_tokens"] == "fit" else fields["max_tokens"]
-    expected = reference(kind).generate(fields["prompt_token_ids"], count, eos_token_id=ends)
+    count = 256 - len(prompt) if fields["max_tokens"] == "fit" else fields["max_tokens"]
+    expected = model.generate(prompt, count, eos_token_id=ends)
     if "stop" in fields:
         expected = expected[: len(heard.token_ids)]
-    assert heard.token_ids == expected
+    return model.gap(prompt, expected, heard.token_ids)

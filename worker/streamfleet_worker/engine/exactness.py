@@ -32,15 +32,17 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-METHOD = 1
+METHOD = 2
 """To be counted up whenever a change of ours may change a request's bits."""
 
 GRANULES = (1, 2, 4, 8, 16)
 _ROWS = (*range(1, 18), 20, 24, 31, 32, 33, 40, 48, 57, 64, 80, 96, 100, 128, 160)
-_PROMPT = 75
+_NUMBERS = 1 << 15
+"""So many are compared for each number of rows: rounding to bfloat16 hides most differences."""
+_PROMPTS = (20, 75)
 _COMPANY = (1, 2, 4, 7)
-_NEXT = 2
-"""The token after the prompts."""
+_NEXT = (2, 3, 5, 7)
+"""The tokens after the prompts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +62,7 @@ class Exactness:
         """
         with torch.inference_mode():
             odd = _odd_rows(loaded)
-            for granule in GRANULES:
+            for granule in () if _has_experts(loaded.model) else GRANULES:
                 if any(rows % granule == 0 for rows in odd):
                     continue
                 runner.granule = granule
@@ -77,53 +79,65 @@ class Exactness:
         return cls(1, "")
 
 
+def _has_experts(model: nn.Module) -> bool:
+    """Whether it is a mixture of experts: each computes as many rows as happen to choose it, never padded."""
+    names = (f"{name} {type(module).__name__}".lower() for name, module in model.named_modules())
+    return any("expert" in name or "moe" in name for name in names)
+
+
 def _odd_rows(loaded: LoadedModel) -> set[int]:
     """Numbers of rows that some linear layer computes otherwise than many."""
     odd: set[int] = set()
-    for layer, inputs in _linears(loaded.model):
+    for layer, inputs, outputs in _linears(loaded.model):
         generator = torch.Generator().manual_seed(inputs)
-        x = torch.randn(max(_ROWS), inputs, generator=generator).to(loaded.dtype).to(loaded.device)
+        count = max(*_ROWS, _NUMBERS // outputs)
+        x = torch.randn(count, inputs, generator=generator).to(loaded.dtype).to(loaded.device)
         whole = layer(x[None])[0]
-        odd.update(rows for rows in _ROWS if not torch.equal(layer(x[None, :rows])[0], whole[:rows]))
+        for rows in _ROWS:
+            pieces = min(count // rows, -(-_NUMBERS // (rows * outputs)))
+            starts = range(0, pieces * rows, rows)
+            if not all(torch.equal(layer(x[None, s : s + rows])[0], whole[s : s + rows]) for s in starts):
+                odd.add(rows)
     return odd
 
 
-def _linears(model: nn.Module) -> Iterator[tuple[Any, int]]:
-    """One linear layer of each kind and size, with the size of its input."""
+def _linears(model: nn.Module) -> Iterator[tuple[Any, int, int]]:
+    """One linear layer of each kind and size, with the sizes of its input and output."""
     seen: set[tuple[object, ...]] = set()
     for module in model.modules():
         match module:
             case nn.Linear() | PackedLinear():
-                size = (type(module), module.in_features, module.out_features, module.bias is None)
-                inputs = module.in_features
+                inputs, outputs = module.in_features, module.out_features
             case Conv1D():
-                size = (Conv1D, *module.weight.shape)
-                inputs = module.weight.shape[0]
+                inputs, outputs = module.weight.shape
             case _:
                 continue
-        if size not in seen:
-            seen.add(size)
-            yield module, inputs
+        kind = (type(module), inputs, outputs, module.bias is None)
+        if kind not in seen:
+            seen.add(kind)
+            yield module, inputs, outputs
 
 
 def _holds(runner: ModelRunner, cache: KVCache, vocab_size: int) -> bool:
-    """Whether one prompt and the token after it give the same logits alone and in several companies."""
-    length = min(_PROMPT, cache.arenas[-1].width - 1)
-    prompt = [(11 * i + 5) % vocab_size for i in range(length)]
-    alone = _logits(runner, cache, prompt, 0, vocab_size)
-    return all(
-        torch.equal(alone, _logits(runner, cache, prompt, company, vocab_size)) for company in _COMPANY
-    )
+    """Whether prompts and the tokens after them give the same logits alone and in several companies."""
+    longest = cache.arenas[-1].width - len(_NEXT)
+    for length in _PROMPTS:
+        prompt = [(11 * i + 5) % vocab_size for i in range(min(length, longest))]
+        alone = _logits(runner, cache, prompt, 0, vocab_size)
+        for company in _COMPANY:
+            if not torch.equal(alone, _logits(runner, cache, prompt, company, vocab_size)):
+                return False
+    return True
 
 
 def _logits(runner: ModelRunner, cache: KVCache, prompt: list[int], company: int, vocab: int) -> torch.Tensor:
-    """Logits after the prompt, and after one more token; `[2, vocab_size]`.
+    """Logits after the prompt, and after each of some more tokens; `[1 + len(_NEXT), vocab_size]`.
 
     In company the prompt is cut in two where a block ends, and others are before and behind it.
     """
     others = [[(7 * i + 3 * n + 1) % vocab for i in range(3 + 5 * n)] for n in range(company)]
     rows = [*others[: company // 2], prompt, *others[company // 2 :]]
-    slots = [cache.take(len(row) + 1) for row in rows]
+    slots = [cache.take(len(row) + len(_NEXT)) for row in rows]
     me = company // 2
     cut = 32 if company and len(prompt) > 32 else 0
     try:
@@ -137,18 +151,18 @@ def _logits(runner: ModelRunner, cache: KVCache, prompt: list[int], company: int
             batch.prefill(slot, cut if number == me else 0, row[cut:] if number == me else row)
             if number == me:
                 place = len(batch.token_ids) - 1
-        after_prompt = runner.logits(runner.run(batch), [place])
+        found = [runner.logits(runner.run(batch), [place])]
         for slot in slots:
             cache.start_decoding(slot)
-        after_token = _decode(runner, cache, slots, rows, me)
-        return torch.cat([after_prompt, after_token])
+        found += [_decode(runner, cache, slots, rows, me=me, step=step) for step in range(len(_NEXT))]
+        return torch.cat(found)
     finally:
         for slot in slots:
             cache.free(slot)
 
 
 def _decode(
-    runner: ModelRunner, cache: KVCache, slots: list[Slot], rows: list[list[int]], me: int
+    runner: ModelRunner, cache: KVCache, slots: list[Slot], rows: list[list[int]], *, me: int, step: int
 ) -> torch.Tensor:
     batch = Batch()
     place = 0
@@ -158,7 +172,8 @@ def _decode(
         if me in order:
             place = len(batch.token_ids) + order.index(me)
         if order:
-            batch.decode(arena, [_NEXT] * len(order), [len(rows[number]) for number in order])
+            positions = [len(rows[number]) + step for number in order]
+            batch.decode(arena, [_NEXT[step]] * len(order), positions)
     hidden = runner.run(batch)
     places = [place, *(p for p in range(len(rows)) if p != place)]
     return runner.logits(hidden, places)[:1]

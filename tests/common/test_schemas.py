@@ -334,7 +334,6 @@ def test_spelt_right_they_are_taken() -> None:
         n=2,
         truncate=1,
         sampling={"temperature": 1.0, "seed": 1, "min_p": 0.1},
-        guide={"json_schema": "{}"},
     )
     assert (made.ignore_eos, made.sampling.min_p, made.n) == (True, 0.1, 2)
 
@@ -397,6 +396,10 @@ def test_exactly_one_form(values: dict[str, Any], found: str) -> None:
         ({"min_tokens": 129}, "min_tokens (129) is above max_tokens (128)"),
         ({"top_logprobs": 1}, "top_logprobs needs logprobs: set it to true"),
         ({"top_logprobs": 1, "prompt_logprobs": True}, "top_logprobs needs logprobs: set it to true"),
+        (
+            {"ignore_eos": True, "guide": {"regex": "a"}},
+            "ignore_eos and guide exclude each other: what the guide asks for has an end",
+        ),
     ],
 )
 def test_fields_that_contradict_each_other(fields: dict[str, Any], fault: str) -> None:

@@ -13,7 +13,7 @@ from engine_driver import Driver
 from reference_model import reference
 from scripted_runner import BrokenRunner, ScriptedRunner, poisoned
 from streamfleet_common.errors import GenerationFailed, InvalidRequest
-from streamfleet_worker.engine import generation, sampler
+from streamfleet_worker.engine import sampler, sequence
 from streamfleet_worker.engine.models import LoadedModel
 
 Make = Callable[..., Driver]
@@ -374,7 +374,7 @@ def test_a_row_that_cannot_be_sampled_fails_alone(
 
         monkeypatch.setattr(sampler, "sample", spoilt)
     else:
-        monkeypatch.setattr(generation, "Row", SpoiltRow if broken == "choice" else UnbornRow)
+        monkeypatch.setattr(sequence, "Row", SpoiltRow if broken == "choice" else UnbornRow)
     sampling = {"temperature": 1.0, "seed": 4}
     driver.add("bad", prompt_token_ids=PROMPT, max_tokens=12, n=2, sampling=sampling)
     add_healthy(driver)

@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from streamfleet_common.schemas import EndState, Prefill, Timing, Usage
-from streamfleet_worker.engine.base import Finished, Key
+from streamfleet_worker.engine.base import Arrival, Finished, Key
+from streamfleet_worker.engine.sequence import Sequence
 
 if TYPE_CHECKING:
     from streamfleet_common.errors import StreamfleetError
+    from streamfleet_worker.engine.models import LoadedModel
     from streamfleet_worker.engine.prepared import Prepared
-    from streamfleet_worker.engine.sequence import Sequence
 
 SEED_BITS = 53
 """Any JSON reader gives such a number back unharmed."""
@@ -43,6 +44,28 @@ class Answer:
     running: dict[int, Sequence] = field(default_factory=dict)
     ended: list[Sequence] = field(default_factory=list)
     prefill: Prefill | None = None
+
+    @classmethod
+    def of(cls, loaded: LoadedModel, key: Key, arrival: Arrival, now: float) -> Answer:
+        """An answer of which nothing has begun."""
+        prepared: Prepared = arrival.prepared
+        seed = prepared.sampling.seed
+        if seed is None and prepared.sampling.temperature > 0:
+            seed = draw_seed(key[0])
+        answer = cls(key, prepared, now, seed)
+        unscored = len(prepared.prompt_token_ids) + 1
+        for index in range(prepared.n):
+            answer.running[index] = Sequence.of(
+                loaded,
+                key,
+                index,
+                prepared,
+                arrival,
+                seed=None if seed is None else choice_seed(seed, index),
+                # Once, however many choices there are.
+                scored_from=1 if prepared.prompt_logprobs and index == 0 else unscored,
+            )
+        return answer
 
     def end(self, sequence: Sequence) -> bool:
         """Let one choice end; whether it was the last."""

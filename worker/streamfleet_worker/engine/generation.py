@@ -15,22 +15,22 @@ import torch
 from streamfleet_common.decisions import DecideRequest
 from streamfleet_common.errors import DeadlineExceeded, GenerationFailed, StreamfleetError
 from streamfleet_common.schemas import EndState, FinishReason, Prefill, Request
-from streamfleet_worker.engine.answer import Answer, choice_seed, draw_seed
+from streamfleet_worker.engine.answer import Answer
 from streamfleet_worker.engine.base import Arrival, EngineInfo, Finished, Key, Output, Room, Step
 from streamfleet_worker.engine.decision import PreparedDecision
 from streamfleet_worker.engine.decision_answer import DecisionAnswer
 from streamfleet_worker.engine.decision_preparer import DecisionPreparer
-from streamfleet_worker.engine.detokenizer import Detokenizer
 from streamfleet_worker.engine.devices import is_out_of_memory
 from streamfleet_worker.engine.exactness import Exactness
-from streamfleet_worker.engine.forward import Forward, Outcome
+from streamfleet_worker.engine.forward import Forward
 from streamfleet_worker.engine.guide_compiler import GuideCompiler
 from streamfleet_worker.engine.kv_cache import KVCache
 from streamfleet_worker.engine.memory import ROW_WASTE, cache_tokens, peak_bytes
 from streamfleet_worker.engine.model_runner import ModelRunner
+from streamfleet_worker.engine.passes import Failed, Passed, Passes
 from streamfleet_worker.engine.prefix_cache import BLOCK, PrefixCache
 from streamfleet_worker.engine.preparer import Preparer
-from streamfleet_worker.engine.sampler import Row, Sampled
+from streamfleet_worker.engine.sampler import Sampled
 from streamfleet_worker.engine.scheduler import Chunk, Scheduler
 from streamfleet_worker.engine.sequence import Scores, Sequence
 
@@ -96,7 +96,7 @@ class GenerationEngine:
             device=loaded.device,
         )
         self._runner = ModelRunner(loaded, graphs=cuda_graphs)
-        self._forward = Forward(self._runner, self._cache)
+        self._passes = Passes(Forward(self._runner, self._cache), self._runner, self._make_room)
         self._prefix = PrefixCache(prefix_cache_bytes)
         self._scheduler = Scheduler(
             max_batch_size=max_batch_size,
@@ -193,7 +193,7 @@ class GenerationEngine:
             if not arrival.prepared.n:
                 self._unasked.append(key)
             return
-        answer = self._answers[key] = self._answer(key, arrival, now)
+        answer = self._answers[key] = Answer.of(self._loaded, key, arrival, now)
         for sequence in answer.running.values():
             self._scheduler.add(sequence)
 
@@ -226,56 +226,22 @@ class GenerationEngine:
 
     def close(self) -> None:
         """Free the model and its cache."""
-        del self._runner, self._scheduler, self._cache, self._forward, self._prefix, self._loaded
+        del self._runner, self._scheduler, self._cache, self._passes, self._prefix, self._loaded
 
     # --- arrival ----------------------------------------------------------------------------
-
-    def _answer(self, key: Key, arrival: Arrival, now: float) -> Answer:
-        prepared: Prepared = arrival.prepared
-        seed = prepared.sampling.seed
-        if seed is None and prepared.sampling.temperature > 0:
-            seed = draw_seed(key[0])
-        answer = Answer(key, prepared, now, seed)
-        unscored = len(prepared.prompt_token_ids) + 1
-        for index in range(prepared.n):
-            own = None if seed is None else choice_seed(seed, index)
-            # Once, however many choices there are.
-            scored_from = 1 if prepared.prompt_logprobs and index == 0 else unscored
-            answer.running[index] = self._sequence(
-                key, index, prepared, arrival, seed=own, scored_from=scored_from
-            )
-        return answer
 
     def _feed(self, decision: DecisionAnswer) -> None:
         """Put parts of it into the line: so many that a batch of them waits, but not all at once."""
         for index, part in decision.next(2 * self._info.max_batch_size).items():
-            sequence = decision.running[index] = self._sequence(
-                decision.key, index, part.prepared, decision.arrival, scored_from=part.scored_from
+            sequence = decision.running[index] = Sequence.of(
+                self._loaded,
+                decision.key,
+                index,
+                part.prepared,
+                decision.arrival,
+                scored_from=part.scored_from,
             )
             self._scheduler.add(sequence)
-
-    def _sequence(
-        self,
-        key: Key,
-        index: int,
-        prepared: Prepared,
-        arrival: Arrival,
-        *,
-        scored_from: int,
-        seed: int | None = None,
-    ) -> Sequence:
-        eos = self._loaded.eos_token_ids
-        return Sequence(
-            key=key,
-            index=index,
-            prepared=prepared,
-            arrival=arrival,
-            seed=seed,
-            row=Row(prepared, seed or 0, eos, self._loaded.vocab_size),
-            detokenizer=Detokenizer.of(self._loaded.tokenizer, prepared),
-            eos_token_ids=eos,
-            scored_from=scored_from,
-        )
 
     # --- a step -----------------------------------------------------------------------------
 
@@ -306,7 +272,11 @@ class GenerationEngine:
         if decodes or chunks:
             step.rows = len(decodes)
             step.prompt_tokens = sum(chunk.end - chunk.start for chunk in chunks)
-            self._run(decodes, chunks, step)
+            for part in self._passes.run(decodes, chunks):
+                if isinstance(part, Failed):
+                    self._fail(part.sequence, part.error, step)
+                else:
+                    self._take(part, step)
             self._scheduler.observe(self._clock() - began)
         return step
 
@@ -334,47 +304,6 @@ class GenerationEngine:
         if sequence.slot is not None:
             self._cache.grow(sequence.slot, sequence.position + 1)
 
-    def _run(self, decodes: list[Sequence], chunks: list[Chunk], step: Step) -> None:
-        """Run a pass; if it fails, its halves, until whoever is guilty fails alone."""
-        # A choice may have failed by now, and its siblings are gone with it.
-        decodes = [s for s in decodes if s.slot is not None]
-        chunks = [c for c in chunks if c.sequence.slot is not None]
-        if not decodes and not chunks:
-            return
-        try:
-            try:
-                outcome = self._forward.run(decodes, chunks)
-            except Exception as error:
-                if not is_out_of_memory(error):
-                    raise
-                self._make_room()
-                if len(decodes) + len(chunks) > 1:
-                    raise
-                outcome = self._forward.run(decodes, chunks)
-        except Exception as error:  # noqa: BLE001
-            self._bisect(decodes, chunks, error, step)
-            return
-        self._take(chunks, outcome, step)
-
-    def _bisect(self, decodes: list[Sequence], chunks: list[Chunk], error: Exception, step: Step) -> None:
-        if len(decodes) + len(chunks) == 1:
-            self._fail(decodes[0] if decodes else chunks[0].sequence, error, step)
-            try:
-                self._runner.probe()
-            except Exception as own:
-                raise GenerationFailed(
-                    f"the model fails on any input ({own}): the worker must start anew", retryable=True
-                ) from own
-            return
-        log.warning("a pass of %d sequences failed, halving it: %s", len(decodes) + len(chunks), error)
-        if decodes and chunks:
-            parts = [(decodes, []), ([], chunks)]
-        else:
-            d, c = -(-len(decodes) // 2), -(-len(chunks) // 2)
-            parts = [(decodes[:d], chunks[:c]), (decodes[d:], chunks[c:])]
-        for part in parts:
-            self._run(*part, step)
-
     def _make_room(self) -> None:
         """After the memory was exhausted: give back what can be had again, and compute less at once."""
         self._cache.trim()
@@ -383,7 +312,8 @@ class GenerationEngine:
         if self._loaded.device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def _take(self, chunks: list[Chunk], outcome: Outcome, step: Step) -> None:
+    def _take(self, part: Passed, step: Step) -> None:
+        chunks, outcome = part.chunks, part.outcome
         for chunk in chunks:
             self._try(chunk.sequence, partial(self._advance, chunk), step)
         for sequence, scores in outcome.scores:

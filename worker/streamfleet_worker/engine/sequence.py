@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from streamfleet_common.schemas import Choice, FinishReason
 from streamfleet_worker.engine.base import Arrival, Key, Tokens
+from streamfleet_worker.engine.detokenizer import Detokenizer
+from streamfleet_worker.engine.sampler import Row
 
 if TYPE_CHECKING:
-    from streamfleet_worker.engine.detokenizer import Detokenizer
     from streamfleet_worker.engine.kv_cache import Slot
+    from streamfleet_worker.engine.models import LoadedModel
     from streamfleet_worker.engine.prepared import Prepared
-    from streamfleet_worker.engine.sampler import Row, Sampled
+    from streamfleet_worker.engine.sampler import Sampled
 
 
 @dataclass(slots=True)
@@ -58,6 +60,31 @@ class Sequence:
     started_at: float = 0.0
     first_token_at: float = 0.0
     last_token_at: float = 0.0
+
+    @classmethod
+    def of(
+        cls,
+        loaded: LoadedModel,
+        key: Key,
+        index: int,
+        prepared: Prepared,
+        arrival: Arrival,
+        *,
+        scored_from: int,
+        seed: int | None = None,
+    ) -> Sequence:
+        """A sequence that waits, for this model."""
+        return cls(
+            key=key,
+            index=index,
+            prepared=prepared,
+            arrival=arrival,
+            seed=seed,
+            row=Row(prepared, seed or 0, loaded.eos_token_ids, loaded.vocab_size),
+            detokenizer=Detokenizer.of(loaded.tokenizer, prepared),
+            eos_token_ids=loaded.eos_token_ids,
+            scored_from=scored_from,
+        )
 
     @property
     def prompt_token_ids(self) -> tuple[int, ...]:

@@ -50,7 +50,11 @@ def free_bytes(device: torch.device, root: Path = Path("/")) -> int | None:
         found += [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
     group = root / "sys/fs/cgroup"
     with contextlib.suppress(OSError, ValueError):  # there is no such group, or it has no limit ("max")
-        found.append(int((group / "memory.max").read_text()) - int((group / "memory.current").read_text()))
+        limit, taken = (int((group / name).read_text()) for name in ("memory.max", "memory.current"))
+        # Files that were read count as taken, a model's weights among them, and give way to anything else.
+        lines = (group / "memory.stat").read_text().splitlines()
+        files = sum(int(line.split()[1]) for line in lines if line.startswith("inactive_file "))
+        found.append(limit - taken + files)
     return max(0, min(found)) if found else None
 
 

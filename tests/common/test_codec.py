@@ -168,7 +168,6 @@ def test_requests_come_back() -> None:
             stop=("a", "b"),
             include_stop=True,
             stop_token_ids=(1, 2),
-            ignore_eos=True,
             logprobs=True,
             top_logprobs=5,
             prompt_logprobs=True,
@@ -281,7 +280,9 @@ REQUESTS = st.tuples(
     COUNTS,
 ).map(
     lambda parts: GenerateRequest(
-        **parts[0], **parts[1], **({"top_logprobs": parts[2]} if "logprobs" in parts[1] else {})
+        **parts[0],
+        **parts[1] | ({"ignore_eos": False} if parts[1].get("guide") is not None else {}),
+        **({"top_logprobs": parts[2]} if "logprobs" in parts[1] else {}),
     )
 )
 ENVELOPES = _messages(

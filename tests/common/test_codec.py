@@ -168,6 +168,7 @@ def test_requests_come_back() -> None:
             stop=("a", "b"),
             include_stop=True,
             stop_token_ids=(1, 2),
+            ignore_eos=False,
             logprobs=True,
             top_logprobs=5,
             prompt_logprobs=True,

@@ -256,15 +256,16 @@ def test_a_deadline_is_status_124(tiny: Call) -> None:
     assert tiny("result", rid).exit_code == 1
 
 
-def test_every_option_reaches_the_worker(tiny: Call, redis_url: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("guided", [True, False])
+def test_every_option_reaches_the_worker(tiny: Call, redis_url: str, tmp_path: Path, guided: bool) -> None:
     schema = tmp_path / "schema.json"
     schema.write_text('{"type": "object"}')
     said = tiny(
         *("submit", "hello", "--raw", "--max-tokens", "9", "--min-tokens", "2", "-n", "3", "--stop", "."),
-        *("--ignore-eos", "--truncate", "7", "--echo", "--logprobs", "--top-logprobs", "4"),
+        *("--truncate", "7", "--echo", "--logprobs", "--top-logprobs", "4"),
         *("--temperature", "0.5", "--top-k", "6", "--top-p", "0.75", "--min-p", "0.125", "--seed", "8"),
         *("--repetition-penalty", "1.5", "--presence-penalty", "0.25", "--frequency-penalty", "-0.25"),
-        *("--json-schema", str(schema)),
+        *(("--json-schema", str(schema)) if guided else ("--ignore-eos",)),
     )
     assert (said.exit_code, said.stderr) == (0, "")
 
@@ -280,7 +281,7 @@ def test_every_option_reaches_the_worker(tiny: Call, redis_url: str, tmp_path: P
         min_tokens=2,
         n=3,
         stop=(".",),
-        ignore_eos=True,
+        ignore_eos=not guided,
         truncate=7,
         echo=True,
         logprobs=True,
@@ -295,7 +296,7 @@ def test_every_option_reaches_the_worker(tiny: Call, redis_url: str, tmp_path: P
             presence_penalty=0.25,
             frequency_penalty=-0.25,
         ),
-        guide=Guide(json_schema='{"type": "object"}'),
+        guide=Guide(json_schema='{"type": "object"}') if guided else None,
     )
 
 

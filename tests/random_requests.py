@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Any
 
 WORDS = ("self", " return", "the", "e", " (", "\n", "def", "or", "ing", "s", ".", "0", " if")
@@ -78,7 +79,7 @@ class RandomRequests:
 
     def _sampling(self) -> dict[str, Any]:
         source = self._source
-        chances = {
+        chances: dict[str, tuple[float, Callable[[], Any]]] = {
             "top_k": (0.3, lambda: source.choice([1, 2, 10, 50, 2000])),
             "top_p": (0.3, lambda: source.choice([0.0, 0.3, 0.9, 0.99, 1.0])),
             "min_p": (0.2, lambda: source.choice([0.02, 0.3, 1.0])),
@@ -89,7 +90,9 @@ class RandomRequests:
             "bad_words": (0.2, lambda: source.sample(WORDS, 2)),
             "seed": (0.5, lambda: source.randrange(2**40)),
         }
-        fields = {name: draw() for name, (chance, draw) in chances.items() if source.random() < chance}
+        fields: dict[str, Any] = {
+            name: draw() for name, (chance, draw) in chances.items() if source.random() < chance
+        }
         if "bad_words" in fields:
             fields["bad_words"] = [word for word in fields["bad_words"] if not word.isspace()]
         return {"temperature": source.choice([0.0, 0.2, 0.8, 1.0, 2.0]), **fields}

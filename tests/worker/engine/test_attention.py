@@ -127,9 +127,8 @@ def run_pass(
     parts = [torch.cat([getattr(s, name)[a:b] for s, a, b in order]) for name in "qkv"]
     padding = 3  # as passes are padded to a multiple
     q, k, v = (torch.cat([part, part.new_ones(padding, *part.shape[1:])]) for part in parts)
-    output, weights = attend(
-        LAYER, *(part.transpose(0, 1)[None] for part in (q, k, v)), None, batch=batch, **kind.options
-    )
+    query, keys, values = (part.transpose(0, 1)[None] for part in (q, k, v))
+    output, weights = attend(LAYER, query, keys, values, None, batch=batch, **kind.options)
     assert weights is None
     place = 0
     for story, start, end in order:
@@ -222,6 +221,7 @@ def test_the_fused_kernel_gives_the_same(kind: Kind, start: int, end: int) -> No
 def test_what_attention_cannot_do_is_refused_by_name(name: str) -> None:
     batch = Batch()
     batch.prefill(cache_for(Kind()).take(5), 0, [1, 2])
-    parts = [torch.zeros(1, heads, 2, 16) for heads in (4, 2, 2)]
+    query, keys, values = (torch.zeros(1, heads, 2, 16) for heads in (4, 2, 2))
+    more: dict[str, Any] = {name: torch.zeros(4)}
     with pytest.raises(NotImplementedError, match=name):
-        attend(LAYER, *parts, None, batch=batch, **{name: torch.zeros(4)})
+        attend(LAYER, query, keys, values, None, batch=batch, **more)

@@ -65,7 +65,12 @@ def test_the_last_token_is_always_computed(llama: LoadedModel, make: Make) -> No
 
 
 def test_what_comes_from_the_cache_is_the_same_to_the_bit(llama: LoadedModel, make: Make) -> None:
-    fields = {"prompt_token_ids": [*HEAD, 9, 8], "max_tokens": 12, "logprobs": True, "top_logprobs": 20}
+    fields: dict[str, Any] = {
+        "prompt_token_ids": [*HEAD, 9, 8],
+        "max_tokens": 12,
+        "logprobs": True,
+        "top_logprobs": 20,
+    }
     alone = make(llama, prefix_cache_bytes=0)
     alone.add("a", **fields)
     alone.run()
@@ -106,7 +111,7 @@ def test_requests_that_come_together_compute_what_they_share_once(llama: LoadedM
 
 
 def test_a_prompt_that_is_scored_is_computed_in_full(llama: LoadedModel, make: Make) -> None:
-    fields = {"prompt_token_ids": [*HEAD, 9], "max_tokens": 3, "prompt_logprobs": True}
+    fields: dict[str, Any] = {"prompt_token_ids": [*HEAD, 9], "max_tokens": 3, "prompt_logprobs": True}
     driver = make(llama)
     driver.add("first", **fields)
     driver.run()
@@ -137,7 +142,7 @@ def test_without_a_cache_nothing_is_shared(llama: LoadedModel, make: Make) -> No
         driver.add(name, prompt_token_ids=HEAD, max_tokens=1)
     driver.run()
     assert computed(driver) == 200
-    assert driver.engine.memory["prefix_cache"] == 0  # type: ignore[attr-defined]
+    assert driver.engine.memory["prefix_cache"] == 0
 
 
 @pytest.mark.parametrize("end", ["cancel", "deadline", "fault"])

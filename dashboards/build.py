@@ -221,7 +221,7 @@ def fleet() -> dashboard.Dashboard:
         .with_panel(
             lines(
                 "In the engines",
-                "Requests in the batches, and pulled but not yet in one.",
+                "Answers in the batches, and pulled but not yet in one.",
                 "short",
                 query(f"sum by (queue) (streamfleet_num_requests_running{QUEUE})", "{{queue}} running"),
                 query(f"sum by (queue) (streamfleet_num_requests_waiting{QUEUE})", "{{queue}} waiting"),

@@ -113,10 +113,10 @@ class Metrics:
         def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
             return Histogram(f"streamfleet_{name}", text, queue, buckets, self.registry)
 
-        self.running = gauge("num_requests_running", "Requests in the batch.")
-        self.waiting = gauge("num_requests_waiting", "Requests pulled, but not yet in the batch.")
+        self.running = gauge("num_requests_running", "Rows of the batch: answers that run.")
+        self.waiting = gauge("num_requests_waiting", "Answers pulled, but not yet in the batch.")
         self.since_poll = gauge("seconds_since_last_poll", "Age of the last completed look for work.")
-        self.batch_size = histogram("batch_size", "Requests in one forward pass.", _SIZES)
+        self.batch_size = histogram("batch_size", "Rows that decode in one pass.", _SIZES)
         self.step = histogram("engine_step_seconds", "Time of one engine step.", _STEPS)
         self.prompt_tokens = counter("prompt_tokens", "Prompt tokens computed.")
         self.generation_tokens = counter("generation_tokens", "Tokens generated.")

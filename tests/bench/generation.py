@@ -7,7 +7,8 @@
 Each side (see `generation_sides.py`, `vllm_side.py`, `fleet_side.py`) is a process of its own. They take
 turns, round by round, while the others idle: what else the machine does meets all of them alike. The ratio
 counts, not the absolute figures, since machines differ and are shared; that by CPU time is the steadier one.
-The first run installs vLLM in an environment of its own, about 3 GB.
+For `exact` and `fleet` it is theirs by that of `ours`, for all others that of `ours` by theirs. The first run
+installs vLLM in an environment of its own, about 3 GB.
 
 `alone` answers another quarter of the requests in each round. `same` tells how many answers are, token by
 token, those of `alone`: all of them in float32, while in bfloat16 rounding may tip the choice between two
@@ -51,7 +52,7 @@ class Kind:
 
 SIDES = {
     "alone": Kind("generate, one by one", "generation_sides.py"),
-    "static": Kind("generate, static batches", "generation_sides.py", 4.0),
+    "static": Kind("generate, static batch", "generation_sides.py", 4.0),
     "transformers": Kind("transformers' batching", "generation_sides.py", 2.0),
     "vllm": Kind("vLLM, as it is", "vllm_side.py", 1.0),
     "vllm-compiled": Kind("vLLM, compiled", "vllm_side.py", 1.0),
@@ -174,8 +175,8 @@ def summary(name: str, rounds: Rounds, options: argparse.Namespace) -> dict[str,
 
 
 HEAD = (
-    f"{'':24} {'tokens':>7} {'tokens':>7} {'':>8} {'ours by it, or it by ours':>25} {'':>7}\n"
-    f"{'':24} {'/s':>7} {'/CPU-s':>7} {'same':>8} {'wall':>6} {'CPU':>6} {'CPU, range':>11} {'goal':>7}"
+    f"{'':22} {'tokens':>7} {'tokens':>7} {'':>7}  {'ours by it, or it by ours':^25}\n"
+    f"{'':22} {'/s':>7} {'/CPU-s':>7} {'same':>7} {'wall':>6} {'CPU':>6} {'CPU, range':>11} {'goal':>6}"
 )
 
 
@@ -189,8 +190,8 @@ def line(name: str, figures: dict[str, Any]) -> str:
     spread = f"{ratio['cpu']['least']:.2f}-{ratio['cpu']['most']:.2f}" if ratio else ""
     goal = f"≥ {kind.goal:g}" if kind.goal else ""
     return (
-        f"{kind.title:24} {figures['tokens_per_s']:7.1f} {figures['tokens_per_cpu_s']:7.1f} {equal:>8}"
-        f" {by_wall:>6} {by_cpu:>6} {spread:>11} {goal:>7}"
+        f"{kind.title:22} {figures['tokens_per_s']:7.1f} {figures['tokens_per_cpu_s']:7.1f} {equal:>7}"
+        f" {by_wall:>6} {by_cpu:>6} {spread:>11} {goal:>6}"
     )
 
 
@@ -237,8 +238,8 @@ def report(setup: Setup, found: dict[str, Any], options: argparse.Namespace) -> 
     """The table."""
     prompts = sum(len(job.prompt_token_ids) for job in setup.jobs)
     print(
-        f"{setup.model} {setup.precision}: {len(setup.jobs)} requests, {prompts} prompt tokens, batch "
-        f"{setup.batch}, {setup.threads} thread(s),\nmedians of {options.rounds} round(s)\n{HEAD}"
+        f"{setup.model} {setup.precision}: {len(setup.jobs)} requests, {prompts} prompt tokens, "
+        f"batch {setup.batch},\n{setup.threads} thread(s), medians of {options.rounds} round(s)\n{HEAD}"
     )
     for name, figures in found.items():
         print(line(name, figures))

@@ -193,8 +193,8 @@ def report(loaded: models.LoadedModel, found: dict[str, Any], options: argparse.
     """The table and the profile."""
     engine, worker = found["engine"], found["worker"]
     print(
-        f"{loaded.precision}, {options.rows} rows, vocabulary {loaded.vocab_size}, all greedy and streamed; "
-        f"{engine['full_steps']} full steps; milliseconds a step outside the forward pass:"
+        f"{loaded.precision}, {options.rows} rows, vocabulary {loaded.vocab_size}, all greedy and streamed;"
+        f"\n{engine['full_steps']} full steps; milliseconds a step outside the forward pass:"
         f"\n{'':28} {'CPU':>7} {'CPU p50':>9} {'wall p50':>9} {'goal':>7}"
     )
     for name, row, goal in (("engine", engine, f"≤ {GOAL_MS:g}"), ("its thread in a worker", worker, "")):

@@ -19,9 +19,6 @@ from typing import NamedTuple
 
 import torch
 
-GRANULE = 64
-"""Widths are multiples of this many tokens."""
-
 FIRST_ROWS = 4
 """Rows of an arena on a GPU when its first sequence comes; it doubles when they are taken."""
 
@@ -41,16 +38,16 @@ class CacheShape:
 
 
 def widths(max_len: int) -> tuple[int, ...]:
-    """Widths of arenas, up to one for `max_len` tokens: 128, 256, then two to each doubling.
+    """Widths of arenas, up to one that holds `max_len` tokens: 128, 256, then two to each doubling.
 
     Each arena with rows in it costs a layer as much as some 1,500 more tokens in the others: the short widths
-    are few.
+    are few. The limit is no width of its own: a sequence lies equally wide on workers of other limits, so
+    that it gets the same numbers.
     """
-    limit = -(-max_len // GRANULE) * GRANULE
     found = [128, 256]
-    while found[-1] < limit:
+    while found[-1] < max_len:
         found += [found[-1] // 2 * 3, found[-1] * 2]
-    return (*(width for width in found if width < limit), limit)
+    return tuple(width for place, width in enumerate(found) if not place or found[place - 1] < max_len)
 
 
 class Values(NamedTuple):

@@ -12,7 +12,7 @@ from tiny_model import Kind, tiny_model
 Runner = Callable[..., Any]
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(scope="session", autouse=True)
 def _one_thread() -> None:
     torch.set_num_threads(1)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from engine_driver import Driver
+from random_requests import RandomRequests
 from reference_model import reference
 from scripted_runner import BrokenRunner, ScriptedRunner, poisoned
 from streamfleet_common.errors import GenerationFailed, InvalidRequest
@@ -19,8 +21,8 @@ from streamfleet_worker.engine.models import LoadedModel
 Make = Callable[..., Driver]
 Act = Callable[[Driver], object]
 PROMPT = [40, 50, 60, 70]
-BAD = 999
-"""A token that healthy requests have nowhere."""
+BAD, NAN = 999, 998
+"""Tokens that healthy requests have nowhere."""
 HEALTHY: dict[str, dict[str, Any]] = {
     "greedy": {"prompt_token_ids": PROMPT, "max_tokens": 12},
     "drawn": {"prompt_token_ids": [*PROMPT, 80], "max_tokens": 12, "sampling": {"temperature": 1, "seed": 3}},
@@ -55,12 +57,18 @@ def assert_unharmed(expected: dict[str, Any]) -> Callable[[Driver], None]:
         for name, choices in expected.items():
             assert driver.heard[name].finished.state == "done"
             assert driver.heard[name].choices == choices, name
-        assert driver.engine.room().running == 0
-        engine: Any = driver.engine
-        assert not any(arena.slots for arena in engine._cache.arenas)
-        assert not engine._answers
+        assert_nothing_is_left(driver)
 
     return check
+
+
+def assert_nothing_is_left(driver: Driver) -> None:
+    engine: Any = driver.engine
+    assert (engine.room().running, engine.room().waiting) == (0, 0)
+    assert not engine._answers
+    assert not any(arena.slots or arena.decoding for arena in engine._cache.arenas)
+    assert engine._scheduler.reserved == 0
+    assert not any(block.pins for block in engine._prefix._blocks.values())
 
 
 def failure(driver: Driver, name: str) -> GenerationFailed:
@@ -467,3 +475,48 @@ def test_cancelled_rows_leave_at_the_next_step_and_others_take_their_place(
     assert [heard[str(i)].end is None for i in range(8)] == [i in (0, 1, 2, 6, 7) for i in range(8)]
     assert all(heard[str(number)].finished.state == "done" for number in range(10, 20))
     assert_unharmed(driver)
+
+
+# --- all at once ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_storm_of_faults_leaves_the_healthy_as_they_were(seed: int, llama: LoadedModel, make: Make) -> None:
+    """Rows of NaN, passes that raise, memory that runs out, cancels and deadlines, at random and together."""
+    source = random.Random(seed)
+    requests = RandomRequests(seed, vocab_size=990)(24)
+    fates = [source.choice(["healthy"] * 5 + ["nan", "fatal", "cancelled", "expired"]) for _ in requests]
+    for fields, fate in zip(requests, fates, strict=True):
+        fields["sampling"] = {**fields["sampling"], "logit_bias": {NAN: -100, BAD: -100}}
+        if fate in ("nan", "fatal"):
+            ids = fields["prompt_token_ids"]
+            fields.pop("truncate", None)
+            fields["prompt_token_ids"] = [*ids[:7], NAN if fate == "nan" else BAD, *ids[7:]]
+    loaded = poisoned(llama, NAN)
+    runner = partial(ScriptedRunner, fatal={BAD}, room=source.choice([None, 66]))
+    settings = {
+        "max_batch_size": source.choice([2, 5]),
+        "prefix_cache_bytes": source.choice([30_000, 1 << 28]),
+    }
+    driver = make(loaded, runner=runner, prefill_chunk=32, max_seq_len=256, **settings)
+    todo, doomed = list(range(len(requests))), list[Any]()
+    while todo or driver.engine.due_in() is not None:
+        for _ in range(min(len(todo), source.choice([0, 1, 3]))):
+            number = todo.pop(0)
+            life = source.uniform(0.01, 0.1) if fates[number] == "expired" else 1e9
+            key = driver.add(str(number), deadline=driver.clock.now + life, **requests[number])
+            if fates[number] == "cancelled":
+                doomed.append(key)
+        driver.clock.now += 0.01
+        driver.step()
+        if doomed and source.random() < 0.3:
+            driver.engine.cancel([doomed.pop()])
+    for number, fate in enumerate(fates):
+        heard = driver.heard[str(number)]
+        if fate in ("nan", "fatal"):
+            failure(driver, str(number))
+        elif fate == "healthy":
+            alone = make(loaded, max_seq_len=256)
+            alone.add(str(number), **requests[number])
+            assert heard.choices == alone.run()[str(number)].choices, number
+    assert_nothing_is_left(driver)

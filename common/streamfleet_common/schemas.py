@@ -194,8 +194,9 @@ class GenerateRequest(Message):
             raise ValueError(f"min_tokens ({self.min_tokens}) is above max_tokens ({self.max_tokens})")
         if self.top_logprobs and not self.logprobs:
             raise ValueError("top_logprobs needs logprobs: set it to true")
-        if self.guide is not None and self.ignore_eos:
-            raise ValueError("ignore_eos and guide exclude each other: what the guide asks for has an end")
+        if self.guide is not None and (self.ignore_eos or self.min_tokens):
+            name = "ignore_eos" if self.ignore_eos else "min_tokens"
+            raise ValueError(f"{name} and guide exclude each other: the guide says where the answer ends")
         return self
 
     @model_validator(mode="after")

@@ -148,7 +148,7 @@ def test_requests_come_back() -> None:
             model="m",
             messages=(ChatMessage(role="system", content=""), ChatMessage(role="user", content="a")),
             max_tokens="fit",
-            min_tokens=3,
+            min_tokens=0,
             n=4,
             truncate=100,
             truncate_side="right",
@@ -282,7 +282,7 @@ REQUESTS = st.tuples(
 ).map(
     lambda parts: GenerateRequest(
         **parts[0],
-        **parts[1] | ({"ignore_eos": False} if parts[1].get("guide") is not None else {}),
+        **parts[1] | ({"ignore_eos": False, "min_tokens": 0} if parts[1].get("guide") is not None else {}),
         **({"top_logprobs": parts[2]} if "logprobs" in parts[1] else {}),
     )
 )

@@ -398,7 +398,11 @@ def test_exactly_one_form(values: dict[str, Any], found: str) -> None:
         ({"top_logprobs": 1, "prompt_logprobs": True}, "top_logprobs needs logprobs: set it to true"),
         (
             {"ignore_eos": True, "guide": {"regex": "a"}},
-            "ignore_eos and guide exclude each other: what the guide asks for has an end",
+            "ignore_eos and guide exclude each other: the guide says where the answer ends",
+        ),
+        (
+            {"min_tokens": 2, "guide": {"regex": "a"}},
+            "min_tokens and guide exclude each other: the guide says where the answer ends",
         ),
     ],
 )

@@ -16,7 +16,7 @@ import structlog
 from streamfleet_common import codec
 from streamfleet_common.deliveries import Delivery
 from streamfleet_common.errors import GenerationFailed, StreamfleetError
-from streamfleet_common.schemas import Envelope
+from streamfleet_common.schemas import Envelope, GenerateRequest
 from streamfleet_worker.engine.base import Arrival, Finished, Key, Output, Tokens
 from streamfleet_worker.engine_thread import EngineThread
 from streamfleet_worker.metrics import Metrics
@@ -24,7 +24,8 @@ from streamfleet_worker.publisher import Publisher
 
 INLINE_BYTES = 16 * 1024
 """Requests so small together are prepared at once: that takes a few milliseconds at most, while to hand them
-to a thread and back costs more than the preparation of one."""
+to a thread and back costs more than the preparation of one. A guide may take seconds to compile, however
+small it is."""
 
 log = structlog.get_logger()
 
@@ -110,7 +111,8 @@ class Intake:
         envelopes = [envelope for _, envelope in wanted]
         rows = sum(envelope.request.n for envelope in envelopes)
         self._rows_each = max(1.0, rows / len(envelopes))
-        if sum(len(delivery.entry.payload) for delivery, _ in wanted) <= INLINE_BYTES:
+        size = sum(len(delivery.entry.payload) for delivery, _ in wanted)
+        if size <= INLINE_BYTES and not any(map(_is_guided, envelopes)):
             prepared = self._prepare_all(envelopes)
         else:
             self._preparing = rows
@@ -179,3 +181,7 @@ class Intake:
                 message = f"the worker cannot prepare this request ({kind}): its log names the place"
                 prepared.append(GenerationFailed(message))
         return prepared
+
+
+def _is_guided(envelope: Envelope) -> bool:
+    return isinstance(envelope.request, GenerateRequest) and envelope.request.guide is not None

@@ -261,11 +261,11 @@ def test_every_option_reaches_the_worker(tiny: Call, redis_url: str, tmp_path: P
     schema = tmp_path / "schema.json"
     schema.write_text('{"type": "object"}')
     said = tiny(
-        *("submit", "hello", "--raw", "--max-tokens", "9", "--min-tokens", "2", "-n", "3", "--stop", "."),
+        *("submit", "hello", "--raw", "--max-tokens", "9", "-n", "3", "--stop", "."),
         *("--truncate", "7", "--echo", "--logprobs", "--top-logprobs", "4"),
         *("--temperature", "0.5", "--top-k", "6", "--top-p", "0.75", "--min-p", "0.125", "--seed", "8"),
         *("--repetition-penalty", "1.5", "--presence-penalty", "0.25", "--frequency-penalty", "-0.25"),
-        *(("--json-schema", str(schema)) if guided else ("--ignore-eos",)),
+        *(("--json-schema", str(schema)) if guided else ("--ignore-eos", "--min-tokens", "2")),
     )
     assert (said.exit_code, said.stderr) == (0, "")
 
@@ -278,7 +278,7 @@ def test_every_option_reaches_the_worker(tiny: Call, redis_url: str, tmp_path: P
     assert asyncio.run(take()) == GenerateRequest(
         prompt="hello",
         max_tokens=9,
-        min_tokens=2,
+        min_tokens=0 if guided else 2,
         n=3,
         stop=(".",),
         ignore_eos=not guided,

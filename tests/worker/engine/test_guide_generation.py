@@ -9,7 +9,6 @@ import pytest
 
 from engine_driver import Driver
 from streamfleet_common import schemas
-from streamfleet_common.errors import GenerationFailed
 from streamfleet_worker.engine.guide_compiler import GuideCompiler
 from streamfleet_worker.engine.models import LoadedModel
 
@@ -97,20 +96,3 @@ def test_each_of_several_answers_goes_its_own_way(driver: Driver, add: Add) -> N
     assert len(texts) == 6
     assert set(texts) <= set(options)
     assert len(set(texts)) > 1
-
-
-def test_nothing_but_ends_follows_a_complete_form_even_where_they_are_ignored(
-    driver: Driver, add: Add
-) -> None:
-    add("a", {"choice": ["yes"]}, ignore_eos=True, max_tokens=12)
-    driver.run()
-    heard = driver.heard["a"]
-    assert (heard.text, heard.reason) == ("yes", "length")
-
-
-def test_a_form_that_is_complete_too_early_fails_its_own_row(driver: Driver, add: Add) -> None:
-    add("short", {"choice": ["yes"]}, min_tokens=10)
-    add("long", {"regex": "[ab]{30}"}, max_tokens=40)
-    driver.run()
-    assert isinstance(driver.heard["short"].finished.error, GenerationFailed)
-    assert driver.heard["long"].reason == "eos"

@@ -132,7 +132,7 @@ class GuideCompiler:
 
 
 def _vocabulary(tokenizer: Tokenizer, vocab_size: int, ends: Collection[int]) -> LLTokenizer:
-    pieces = tokenizer._pieces  # noqa: SLF001
+    pieces = tokenizer.pieces
     if pieces is None or not ends:
         lack = "tokens have no text of their own" if ends else "vocabulary has no token that ends an answer"
         raise Unsupported(f"answers of this model cannot be guided: its {lack}", feature="guide")

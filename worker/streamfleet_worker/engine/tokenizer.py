@@ -57,9 +57,9 @@ class Tokenizer:
         }
         self._special_ids = frozenset(self._special.values())
         try:
-            self._pieces: Pieces | None = Pieces(self._control)
+            self.pieces: Pieces | None = Pieces(self._control)
         except ValueError:
-            self._pieces = None
+            self.pieces = None
         self._opening = self._find_opening()
         self._bos: int | None = source.bos_token_id
         self._unknown: int | None = source.unk_token_id
@@ -99,8 +99,8 @@ class Tokenizer:
 
         # A few tokens tell whether there is text, and how it ends.
         tail = list(islice(filter(is_shown, reversed(context)), 6))[::-1]
-        if self._pieces is not None:
-            return PieceDecoder(self._pieces, hidden, tail)
+        if self.pieces is not None:
+            return PieceDecoder(self.pieces, hidden, tail)
         return WindowDecoder(partial(self.decode, skip_special=skip_special), is_shown, tail)
 
     def texts(self, token_ids: Sequence[int]) -> list[str]:

@@ -74,8 +74,16 @@ def test_nothing_is_promised_of_experts(load: Load, drive: Make) -> None:
     assert find(load("mixtral"), drive) == Exactness(1, "")
 
 
+def test_nothing_is_promised_of_several_threads(
+    llama: LoadedModel, drive: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # They part activations within vectors: a few numbers round otherwise, at places that rows move.
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    assert find(llama, drive) == Exactness(1, "")
+
+
 def test_a_name_is_shared_by_workers_that_compute_alike_and_by_no_others(
-    llama: LoadedModel, load: Load, drive: Make, monkeypatch: pytest.MonkeyPatch
+    llama: LoadedModel, load: Load, drive: Make
 ) -> None:
     name = find(llama, drive).name
     assert name.startswith("cpu-float32-1t-")
@@ -85,8 +93,6 @@ def test_a_name_is_shared_by_workers_that_compute_alike_and_by_no_others(
         find(load("llama", pack=True), drive).name,
         find(load("llama", "bfloat16", pack=True), drive).name,
     ]
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    others.append(find(llama, drive).name)
     assert len({name, *others}) == 1 + len([other for other in others if other])
 
 

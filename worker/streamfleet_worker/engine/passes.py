@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -63,6 +64,7 @@ class Passes:
         try:
             outcome = self._compute(decodes, chunks)
         except Exception as error:  # noqa: BLE001
+            _let_go(error)
             yield from self._bisect(decodes, chunks, error)
         else:
             yield Passed(chunks, outcome)
@@ -73,6 +75,7 @@ class Passes:
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
+            _let_go(error)
             self._make_room()
             if len(decodes) + len(chunks) > 1:
                 raise
@@ -98,3 +101,13 @@ class Passes:
             parts = [(decodes[:d], chunks[:c]), (decodes[d:], chunks[c:])]
         for part in parts:
             yield from self.run(*part)
+
+
+def _let_go(error: BaseException) -> None:
+    """Free what a failed pass computed: the error holds the frames of the pass, and they its tensors."""
+    held: BaseException | None = error
+    seen: set[int] = set()
+    while held is not None and id(held) not in seen:
+        seen.add(id(held))
+        traceback.clear_frames(held.__traceback__)
+        held = held.__cause__ or held.__context__

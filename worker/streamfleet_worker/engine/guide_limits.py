@@ -23,11 +23,12 @@ MAX_OPTIONAL = 50
 """Properties in a schema that has `minProperties` 1."""
 MAX_PATTERN_PROPERTIES = 16
 
+# Names are bounded: one that never ends, begun again and again, would be looked through each time.
 _PIECE = re.compile(
     r"""
-      \\(?:[pPxuU]\{[^}]*\}|[pP].|.)  # an escape
+      \\(?:[pPxuU]\{[^}]{0,99}\}|[pP].|.)  # an escape
     | (?P<set>\[)
-    | (?P<open>\((?:\?(?:P?<[^>]*>|(?P<flags>[a-zA-Z-]*)(?P<alone>\))?:?))?)
+    | (?P<open>\((?:\?(?:P?<[^>]{0,99}>|(?P<flags>[a-zA-Z-]*)(?P<alone>\))?:?))?)
     | (?P<close>\))
     | \{0*(?P<least>\d{1,12})(?:,0*(?P<most>\d{0,12}))?\}
     | (?P<few>[*+?])

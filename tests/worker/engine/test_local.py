@@ -58,6 +58,16 @@ def test_a_stream_is_the_answer_in_parts_and_may_be_left(model: Local) -> None:
     assert model.run(ask()).choices[0].token_ids == whole.choices[0].token_ids
 
 
+def test_what_names_no_seed_draws_another_answer_in_each_engine(model: Local) -> None:
+    request = ask(ignore_eos=True, sampling=Sampling(temperature=2.0))
+    with load(str(tiny_model()), "cpu", preload=False) as other:
+        answers = [one.run(request).choices[0] for one in (model, other)]
+    assert answers[0].seed != answers[1].seed
+    assert answers[0].token_ids != answers[1].token_ids
+    again = ask(ignore_eos=True, sampling=Sampling(temperature=2.0, seed=answers[1].seed))
+    assert model.run(again).choices[0].token_ids == answers[1].token_ids
+
+
 def test_errors_are_raised(model: Local) -> None:
     with pytest.raises(DeadlineExceeded):
         model.run(ask(max_tokens=400, ignore_eos=True), timeout_s=0.0)
@@ -85,3 +95,4 @@ def test_closing_ends_whoever_waits() -> None:
     assert errors in (["the engine was closed"], [])
     with pytest.raises(GenerationFailed):
         model.run(ask())
+    assert model.memory == {}

@@ -137,13 +137,17 @@ class GenerationEngine:
         """Bytes taken now, by use; may be read from any thread.
 
         On a CPU the cache's rows take memory as they fill, and the peak is the process's; on a GPU torch's.
+        Nothing once it is closed.
         """
-        return {
-            "weights": self._loaded.weights_bytes,
-            "cache": self._cache.bytes,
-            "prefix_cache": self._prefix.bytes,
-            "peak": peak_bytes(self._loaded.device),
-        }
+        try:
+            return {
+                "weights": self._loaded.weights_bytes,
+                "cache": self._cache.bytes,
+                "prefix_cache": self._prefix.bytes,
+                "peak": peak_bytes(self._loaded.device),
+            }
+        except AttributeError:  # closed, maybe just now
+            return {}
 
     def warm_up(self) -> None:
         """Run the model once as a batch and compare it with the model alone, before work depends on it.

@@ -6,7 +6,6 @@ with load("smollm2") as model:
 
 from __future__ import annotations
 
-import itertools
 import threading
 import time
 from collections import deque
@@ -16,6 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from streamfleet_common.errors import GenerationFailed, StreamfleetError
+from streamfleet_common.schemas import new_rid
 from streamfleet_worker.engine.base import Arrival, Engine, Finished, Key, Tokens
 
 if TYPE_CHECKING:
@@ -34,7 +34,6 @@ class Local:
 
     def __init__(self, engine: GenerationEngine) -> None:
         self._engine = engine
-        self._numbers = itertools.count()
         self._wake = threading.Condition()
         self._orders: deque[Callable[[Engine], None]] = deque()
         self._readers: dict[Key, SimpleQueue[Prefill | Tokens | Finished | StreamfleetError]] = {}
@@ -98,7 +97,8 @@ class Local:
             StreamfleetError: as `run` does.
         """
         prepared = self._engine.prepare(request)
-        key = (str(next(self._numbers)), 1)
+        # Of random bits, since a request that names no seed draws by its id.
+        key = (new_rid(), 1)
         now = time.monotonic()
         reader: SimpleQueue[Prefill | Tokens | Finished | StreamfleetError] = SimpleQueue()
         with self._wake:

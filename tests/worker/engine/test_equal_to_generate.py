@@ -65,7 +65,7 @@ def assert_equal(driver: Driver, kind: Kind, prompts: list[Prompt]) -> None:
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "long"])
 def test_every_kind_of_model(kind: Kind, load: Load, drive: Make) -> None:
     prompts = mixed_prompts(1, 10)
-    driver = drive(load(kind), max_batch_size=4, max_seq_len=256, prefill_chunk=32)
+    driver = drive(load(kind, pack=True), max_batch_size=4, max_seq_len=256, prefill_chunk=32)
     tell(driver, prompts, seed=2)
     assert_equal(driver, kind, prompts)
 

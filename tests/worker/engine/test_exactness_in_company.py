@@ -136,10 +136,13 @@ ALONE = {"max_batch_size": 2, "prefill_chunk": 512, "prefix_cache_bytes": 0}
 
 
 @pytest.mark.parametrize(
-    ("kind", "precision"), [("llama", "float32"), ("llama", "bfloat16"), ("gpt2", "float32")]
+    ("kind", "precision", "pack"),
+    [("llama", "float32", False), ("llama", "bfloat16", True), ("gpt2", "float32", True)],
 )
-def test_random_requests(kind: Kind, precision: str, load: Load, drive: Make, logits: Logits) -> None:
-    loaded = load(kind, precision, pack=True)
+def test_random_requests(  # noqa: PLR0917  (fixtures)
+    kind: Kind, precision: str, pack: bool, load: Load, drive: Make, logits: Logits
+) -> None:
+    loaded = load(kind, precision, pack=pack)
     check(loaded, drive, logits, count=28, seed=11, busy=BUSY, alone=ALONE)
 
 

@@ -235,16 +235,17 @@ class Hiccup(ScriptedRunner):
 def test_passes_that_find_no_memory_become_smaller(
     exhausted: Callable[[], Exception], llama: LoadedModel, make: Make, assert_unharmed: Act
 ) -> None:
-    runner = partial(ScriptedRunner, room=40, exhausted=exhausted)
-    driver = make(llama, runner=runner, max_batch_size=8, prefill_chunk=32)
+    runner = partial(ScriptedRunner, room=100, exhausted=exhausted)
+    driver = make(llama, runner=runner, max_batch_size=8, prefill_chunk=96, max_prefill_tokens=256)
     add_healthy(driver)
-    for number in range(6):
-        driver.add(str(number), prompt_token_ids=[3 + number] * 30, max_tokens=5)
+    for number in range(40):
+        driver.add(str(number), prompt_token_ids=[3 + number] * 30, max_tokens=1)
     heard = driver.run()
-    assert {heard[str(number)].finished.state for number in range(6)} == {"done"}
+    assert {heard[str(number)].finished.state for number in range(40)} == {"done"}
     assert_unharmed(driver)
     passes = driver.engine._runner.passes  # type: ignore[attr-defined]
-    assert sum(len(one) > 40 for one in passes) < len(passes) / 3, "the budget was not lowered"
+    # Twice halved, a budget of 256 tokens fits; it grows again so slowly that few more are tried.
+    assert 1 < sum(len(one) > 100 for one in passes) < 7
 
 
 def test_what_finds_no_memory_alone_fails_alone_and_may_be_tried_elsewhere(

@@ -302,6 +302,8 @@ class Start(Message):
 class Prefill(Message):
     """The prompt as the model saw it; parallel arrays. The first logprob is None: nothing precedes it.
 
+    It comes once, before the first choice's deltas; other choices may be ahead of it.
+
     `top_logprobs` is empty unless asked for; its first list is empty.
     """
 

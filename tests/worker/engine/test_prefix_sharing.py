@@ -14,7 +14,6 @@ from reference_model import reference
 from scripted_runner import ScriptedRunner
 from streamfleet_worker.engine.models import LoadedModel
 from streamfleet_worker.engine.prefix_cache import BLOCK
-from streamfleet_worker.engine.prefix_cache import BLOCK
 from tiny_model import Kind
 
 Make = Callable[..., Driver]

@@ -274,3 +274,28 @@ def test_many_threads_at_once(prepare: Callable[..., Prepared]) -> None:
     expected = [one(number) for number in range(60)]
     with ThreadPoolExecutor(8) as pool:
         assert list(pool.map(one, range(60))) == expected
+
+
+# --- results
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"n": 64, "max_tokens": 32_000},
+        {"n": 4, "max_tokens": 4_096, "logprobs": True, "top_logprobs": 20},
+        {"n": 60, "max_tokens": 1, "echo": True, "prompt": "ab " * 30_000},
+        {"prompt_token_ids": [5] * 20_000, "logprobs": True, "top_logprobs": 20, "prompt_logprobs": True},
+    ],
+)
+def test_what_no_result_could_hold_is_refused_before_it_is_computed(fields: dict[str, Any]) -> None:
+    prepare = door(build_tokenizer(), max_seq_len=200_000)
+    with pytest.raises(InvalidRequest, match="a result holds 4194304") as caught:
+        prepare(**{"prompt_token_ids": [5] if "prompt" not in fields else None, **fields})
+    assert caught.value.details["bytes"] > 4 * 1024 * 1024
+
+
+def test_a_large_answer_that_fits_is_taken() -> None:
+    prepare = door(build_tokenizer(), max_seq_len=200_000)
+    assert prepare(prompt_token_ids=[5], n=64, max_tokens=4_096).n == 64
+    assert prepare(prompt_token_ids=[5], max_tokens=8_192, logprobs=True, top_logprobs=20).top_logprobs == 20

@@ -12,10 +12,11 @@ if TYPE_CHECKING:
     from streamfleet_worker.engine.sequence import Sequence
 
 
-def shared(name: str, blocks: int, rest: int, **settings: Any) -> Sequence:
-    """A prompt whose first blocks are everybody's."""
+def shared(name: str, tokens: int, rest: int, **settings: Any) -> Sequence:
+    """A prompt whose first tokens, whole blocks, are everybody's."""
+    assert tokens % BLOCK == 0
     own = stand_in(name, prompt=rest).prompt_token_ids
-    return stand_in(name, prompt=(*range(blocks * BLOCK), *own), **settings)
+    return stand_in(name, prompt=(*range(tokens), *own), **settings)
 
 
 def test_choices_of_a_request_compute_their_prompt_once() -> None:
@@ -32,7 +33,7 @@ def test_choices_of_a_request_compute_their_prompt_once() -> None:
         [(0, 0, 64)],
         [(0, 64, 128)],
         [(0, 128, 192)],
-        # Six blocks are there, and the rest of eight tokens is each one's own.
+        # Whole blocks are there, and the rest of eight tokens is each one's own.
         [(index, 192, 200) for index in (1, 2, 3, 0)],
         [],
         [],
@@ -46,8 +47,8 @@ def test_who_stands_back_is_neither_counted_nor_passed_and_its_turn_comes_with_t
         prefix=prefix, prefill_chunk=64, max_batch_size=20, max_waiting_s=FOREVER, max_overtakes=0
     )
     fill(made, 4)
-    made.add(shared("first", blocks=4, rest=9))
-    made.add(shared("second", blocks=4, rest=9))
+    made.add(shared("first", tokens=128, rest=9))
+    made.add(shared("second", tokens=128, rest=9))
     made.add(stand_in("other"))
     assert names(compute(made.schedule(1.0), prefix).admitted) == ["first", "other"]
     assert names(compute(made.schedule(1.0), prefix).admitted) == []
@@ -61,8 +62,8 @@ def test_who_stands_back_is_neither_counted_nor_passed_and_its_turn_comes_with_t
 def test_it_goes_on_with_what_is_there_when_the_computing_one_leaves() -> None:
     prefix = PrefixCache(1000)
     made = scheduler(prefix=prefix, prefill_chunk=64)
-    made.add(shared("first", blocks=4, rest=9))
-    made.add(shared("second", blocks=4, rest=9))
+    made.add(shared("first", tokens=128, rest=9))
+    made.add(shared("second", tokens=128, rest=9))
     assert chunks(compute(made.schedule(1.0), prefix)) == [("first", 0, 64)]
     assert compute(made.schedule(1.0), prefix).admitted == []
     made.remove(("first", 1))
@@ -74,8 +75,8 @@ def test_one_that_leaves_while_it_stands_back_is_forgotten() -> None:
     prefix = PrefixCache(1000)
     made = scheduler(prefix=prefix, prefill_chunk=64, max_waiting_s=FOREVER)
     fill(made, 4)
-    made.add(shared("first", blocks=4, rest=9))
-    made.add(shared("second", blocks=4, rest=9))
+    made.add(shared("first", tokens=128, rest=9))
+    made.add(shared("second", tokens=128, rest=9))
     assert names(compute(made.schedule(1.0), prefix).admitted) == ["first"]
     made.remove(("second", 1))
     for _ in range(3):
@@ -87,11 +88,11 @@ def test_one_that_leaves_while_it_stands_back_is_forgotten() -> None:
 def test_it_goes_on_when_the_cache_could_not_keep_the_block() -> None:
     prefix = PrefixCache(1)  # one block
     made = scheduler(prefix=prefix, prefill_chunk=64, max_prefill_tokens=1000)
-    made.add(shared("first", blocks=4, rest=9))
-    made.add(shared("second", blocks=4, rest=9))
+    made.add(shared("first", tokens=128, rest=9))
+    made.add(shared("second", tokens=128, rest=9))
     assert chunks(compute(made.schedule(1.0), prefix)) == [("first", 0, 64)]
     # The second block is computed and not there: nobody will bring it.
-    assert chunks(compute(made.schedule(1.0), prefix)) == [("first", 64, 128), ("second", 32, 64)]
+    assert chunks(compute(made.schedule(1.0), prefix)) == [("first", 64, 128), ("second", BLOCK, 64)]
 
 
 def test_nobody_stands_back_for_less_than_a_block() -> None:
@@ -106,16 +107,16 @@ def test_nobody_stands_back_for_less_than_a_block() -> None:
 def test_what_is_scored_is_computed() -> None:
     prefix = PrefixCache(1000)
     made = scheduler(prefix=prefix, max_prefill_tokens=1000)
-    made.add(shared("first", blocks=4, rest=9, scored_from=1))
-    made.add(shared("second", blocks=4, rest=9, scored_from=2 * BLOCK + 1))
-    made.add(shared("third", blocks=4, rest=9, scored_from=1))
-    # The second waits for two blocks of the first; the third has no use for them.
+    made.add(shared("first", tokens=128, rest=9, scored_from=1))
+    made.add(shared("second", tokens=128, rest=9, scored_from=65))
+    made.add(shared("third", tokens=128, rest=9, scored_from=1))
+    # The second waits for 64 tokens of the first; the third has no use for them.
     assert chunks(compute(made.schedule(1.0), prefix)) == [("first", 0, 137), ("third", 0, 137)]
     assert chunks(compute(made.schedule(1.0), prefix)) == [("second", 64, 137)]
 
 
 def test_a_prefix_cache_that_is_off_makes_nobody_wait() -> None:
     made = scheduler(prefix=PrefixCache(0), max_prefill_tokens=1000)
-    made.add(shared("first", blocks=4, rest=9))
-    made.add(shared("second", blocks=4, rest=9))
+    made.add(shared("first", tokens=128, rest=9))
+    made.add(shared("second", tokens=128, rest=9))
     assert chunks(made.schedule(1.0)) == [("first", 0, 137), ("second", 0, 137)]

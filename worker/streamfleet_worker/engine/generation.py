@@ -157,7 +157,7 @@ class GenerationEngine:
         """
         with torch.inference_mode():
             self._runner.check(self._cache)
-            if self._exact:
+            if self._exact and not self._runner.records:
                 exactness = Exactness.find(self._loaded, self._runner, self._cache)
                 self._info = replace(self._info, exact=exactness.name)
             self._cache.trim()

@@ -58,6 +58,11 @@ class ModelRunner:
         self.granule = granule
         self._graphs = DecodeGraphs(self._compute) if graphs and loaded.device.type == "cuda" else None
 
+    @property
+    def records(self) -> bool:
+        """Whether decode passes are recorded ones; they are padded otherwise than `granule` says."""
+        return self._graphs is not None
+
     @torch.inference_mode()
     def run(self, batch: Batch) -> torch.Tensor:
         """Compute a pass, and store its keys and values.

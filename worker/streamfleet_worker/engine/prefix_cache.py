@@ -10,7 +10,7 @@ from functools import lru_cache
 from hashlib import blake2b
 from typing import Any, Protocol
 
-BLOCK = 32
+BLOCK = 8
 """Tokens in a block."""
 
 _RECENT_PROMPTS = 32

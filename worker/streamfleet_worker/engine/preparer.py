@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 from streamfleet_common.errors import InvalidRequest, ModelNotFound, TooLong, Unsupported
 from streamfleet_worker.engine.prepared import Prepared
+from streamfleet_worker.engine.result_size import check_result_size
 
 if TYPE_CHECKING:
     from streamfleet_common import schemas
@@ -47,7 +48,7 @@ class Preparer:
             Unsupported: it has messages, and the model no chat template; or a guide, and there is no
                 library for it.
             InvalidRequest: an empty prompt, a token id out of range, a bad word without tokens, messages
-                the template refuses.
+                the template refuses, more to tell than a result holds.
         """
         if request.model is not None and request.model != self._info.model:
             raise ModelNotFound(
@@ -60,7 +61,7 @@ class Preparer:
         if faults:
             raise InvalidRequest(faults[0], problems=faults, limit=self._info.vocab_size)
         kept = self._truncated(ids, request)
-        return Prepared(
+        prepared = Prepared(
             prompt_token_ids=tuple(kept),
             max_tokens=self._max_tokens(len(kept), request),
             sampling=request.sampling,
@@ -79,6 +80,8 @@ class Preparer:
             prefix=self._prefix(kept, request),
             skip_special_tokens=request.skip_special_tokens,
         )
+        check_result_size(prepared)
+        return prepared
 
     def _prompt(self, request: schemas.GenerateRequest) -> list[int]:
         if request.messages is not None:

@@ -237,15 +237,16 @@ def test_passes_that_find_no_memory_become_smaller(
 ) -> None:
     runner = partial(ScriptedRunner, room=100, exhausted=exhausted)
     driver = make(llama, runner=runner, max_batch_size=8, prefill_chunk=96, max_prefill_tokens=256)
-    add_healthy(driver)
     for number in range(40):
         driver.add(str(number), prompt_token_ids=[3 + number] * 30, max_tokens=1)
     heard = driver.run()
     assert {heard[str(number)].finished.state for number in range(40)} == {"done"}
-    assert_unharmed(driver)
-    passes = driver.engine._runner.passes  # type: ignore[attr-defined]
+    passes = list(driver.engine._runner.passes)  # type: ignore[attr-defined]
     # Twice halved, a budget of 256 tokens fits; it grows again so slowly that few more are tried.
     assert 1 < sum(len(one) > 100 for one in passes) < 7
+    add_healthy(driver)
+    driver.run()
+    assert_unharmed(driver)
 
 
 def test_what_finds_no_memory_alone_fails_alone_and_may_be_tried_elsewhere(
@@ -390,6 +391,20 @@ def test_a_row_that_cannot_be_sampled_fails_alone(
     driver.run()
     assert "cannot draw this" in str(failure(driver, "bad"))
     assert_unharmed(driver)
+
+
+def test_who_is_cancelled_at_once_is_not_even_told_of_a_fault(
+    llama: LoadedModel, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sequence, "Row", UnbornRow)
+    driver = make(llama)
+    fields = {"prompt_token_ids": PROMPT, "sampling": {"temperature": 1.0, "seed": 4}}
+    keys = [driver.add(name, **fields) for name in ("bad", "worse")]
+    driver.engine.cancel(keys[:1])
+    assert driver.engine.due_in() == 0
+    driver.run()
+    assert driver.heard["bad"].end is None
+    failure(driver, "worse")
 
 
 class SpoiltRow(sampler.Row):

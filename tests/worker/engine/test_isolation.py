@@ -398,7 +398,7 @@ def test_who_is_cancelled_at_once_is_not_even_told_of_a_fault(
 ) -> None:
     monkeypatch.setattr(sequence, "Row", UnbornRow)
     driver = make(llama)
-    fields = {"prompt_token_ids": PROMPT, "sampling": {"temperature": 1.0, "seed": 4}}
+    fields: dict[str, Any] = {"prompt_token_ids": PROMPT, "sampling": {"temperature": 1.0, "seed": 4}}
     keys = [driver.add(name, **fields) for name in ("bad", "worse")]
     driver.engine.cancel(keys[:1])
     assert driver.engine.due_in() == 0

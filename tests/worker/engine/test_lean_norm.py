@@ -11,7 +11,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from streamfleet_worker.engine.lean_norm import LeanNorm, lean_norms
 
 
-class Twice(LlamaRMSNorm):  # type: ignore[misc]
+class Twice(LlamaRMSNorm):
     """A norm of a model of its own, which only bears the name."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

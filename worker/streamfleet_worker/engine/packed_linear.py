@@ -34,6 +34,8 @@ class PackedLinear(nn.Module):
         # No buffer: such a tensor cannot be copied, saved or moved as others are.
         pack = torch.ops.mkldnn._reorder_linear_weight  # noqa: SLF001  there is no public one
         self.packed = pack(linear.weight.detach(), _TYPICAL_ROWS)
+        # Looked up once: to choose among its overloads takes as long as a small product.
+        self._multiply = torch.ops.mkldnn._linear_pointwise.default  # noqa: SLF001
         self.weight = torch.empty(0, dtype=linear.weight.dtype)
         """Empty, for model code that asks the weight for its type or device."""
 
@@ -44,8 +46,7 @@ class PackedLinear(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """`[..., in_features]` to `[..., out_features]`."""
-        multiply = torch.ops.mkldnn._linear_pointwise  # noqa: SLF001
-        product: torch.Tensor = multiply(x, self.packed, self.bias, "none", [], "")
+        product: torch.Tensor = self._multiply(x, self.packed, self.bias, "none", [], "")
         return product
 
 
@@ -70,7 +71,7 @@ class Shared:
         """What the layer at `place` gives for `x`; computed for all of them when the first one asks."""
         if self._input is not x or self._outputs[place] is None:
             self._input = x
-            self._outputs = list(self.linear(x).split(self._sizes, dim=-1))
+            self._outputs = list(self.linear(x).split_with_sizes(self._sizes, -1))
         output, self._outputs[place] = self._outputs[place], None
         if not any(part is not None for part in self._outputs):
             self._input = None

@@ -102,7 +102,7 @@ def test_stop_strings_end_a_request_early_and_leave_its_tokens_as_they_were(
 
 
 def test_a_short_row_has_the_positions_of_a_row_alone(gpt2: LoadedModel, drive: Make) -> None:
-    # Case 14: GPT-2 has positions of its own, and the second text is longer, and comes five steps later.
+    # GPT-2 has positions of its own, and the second text is longer, and comes five steps later.
     texts = ["Hello, my dog is cute", "This is a much longer text. Hello, my cat is cute"]
     prompts = [gpt2.tokenizer.encode(text) for text in texts]
     assert len(prompts[1]) > len(prompts[0])
@@ -121,7 +121,6 @@ def test_a_short_row_has_the_positions_of_a_row_alone(gpt2: LoadedModel, drive: 
 
 
 def test_a_request_is_answered_alike_beside_45_others(llama: LoadedModel, drive: Make) -> None:
-    # Case 15.
     ids = mixed_prompts(6, 9)[7][0]
     expected = reference("llama").generate(ids, 20)
     driver = drive(llama, max_batch_size=16, max_seq_len=256)

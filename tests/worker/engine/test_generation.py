@@ -37,7 +37,7 @@ def test_it_is_an_engine(llama: LoadedModel, drive: Make) -> None:
 
 
 def test_a_text_ends_at_any_of_the_models_end_tokens(llama: LoadedModel, drive: Make) -> None:
-    # Case 9: ends {5, 9}, and the model says 3, 9, 4.
+    # Ends {5, 9}, and the model says 3, 9, 4.
     driver = drive(replace(llama, eos_token_ids=frozenset({5, 9})), runner=following({70: 3, 3: 9, 9: 4}))
     driver.add("a", prompt_token_ids=PROMPT, max_tokens=20)
     driver.add("last place", prompt_token_ids=PROMPT, max_tokens=2)
@@ -104,7 +104,6 @@ def test_text_held_back_comes_out_when_the_deadline_does(llama: LoadedModel, dri
 
 @pytest.mark.parametrize("text", ["😀", "삼겹살", "ď"])
 def test_a_character_over_several_tokens_comes_out_whole(text: str, llama: LoadedModel, drive: Make) -> None:
-    # Case 5.
     ids = llama.tokenizer.encode(text)
     assert len(ids) == len(text.encode()), "the tokens are bytes"
     runner = partial(ScriptedRunner, at={len(PROMPT) - 1 + i: token for i, token in enumerate(ids)})

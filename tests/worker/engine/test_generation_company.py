@@ -50,7 +50,7 @@ class Watch:
 
 
 def test_a_prompt_of_4000_tokens_holds_up_no_stream_for_a_step(load: Load, drive: Make) -> None:
-    # Case 21: 8 streams run, and then 50 short requests come, too.
+    # 8 streams run, and then 50 short requests come, too.
     driver = drive(load("long"), max_batch_size=16, max_seq_len=4608, prefill_chunk=CHUNK, max_delay_s=0)
     watch = Watch(driver)
     for number in range(8):
@@ -99,7 +99,7 @@ def test_newcomers_join_though_rows_run_and_few_are_free(llama: LoadedModel, dri
 
 
 def test_a_penalty_sees_the_tokens_of_its_own_row_only(llama: LoadedModel, drive: Make) -> None:
-    # Case 12: a short row without a penalty, a long one with; and padding is nobody's token.
+    # A short row without a penalty, a long one with; and padding is nobody's token.
     long = tokens(130, 5)
     rows: dict[str, dict[str, Any]] = {
         "short": {"prompt_token_ids": PROMPT, "max_tokens": 30},

@@ -438,7 +438,6 @@ class UnbornRow(sampler.Row):
 def test_an_odd_request_is_refused_at_the_door_alone(
     fields: dict[str, Any], words: str, llama: LoadedModel, make: Make, assert_unharmed: Act
 ) -> None:
-    # Case 18.
     driver = make(llama, max_batch_size=4)
     add_healthy(driver)
     driver.step()
@@ -450,7 +449,7 @@ def test_an_odd_request_is_refused_at_the_door_alone(
 
 @pytest.mark.parametrize("fields", [{"prompt": ""}, {"prompt": " \n "}, {"prompt": "a", "max_tokens": 0}])
 def test_nothing_to_do_is_refused_at_the_door(fields: dict[str, Any], gpt2: LoadedModel, make: Make) -> None:
-    # Case 17: a tokenizer without a begin-of-text token makes an empty prompt of no tokens.
+    # A tokenizer without a begin-of-text token makes an empty prompt of no tokens.
     driver = make(gpt2)
     with pytest.raises(ValueError, match=r"empty|max_tokens"):
         driver.add("odd", **fields)
@@ -461,7 +460,7 @@ def test_nothing_to_do_is_refused_at_the_door(fields: dict[str, Any], gpt2: Load
 def test_an_id_that_comes_again_while_it_runs_is_the_same_request(
     llama: LoadedModel, make: Make, assert_unharmed: Act
 ) -> None:
-    # Case 18: the fleet gives an id out once; what comes again is not computed twice, and harms nobody.
+    # The fleet gives an id out once; what comes again is not computed twice, and harms nobody.
     driver = make(llama, max_batch_size=4)
     add_healthy(driver)
     driver.step()
@@ -475,7 +474,7 @@ def test_an_id_that_comes_again_while_it_runs_is_the_same_request(
 def test_cancelled_rows_leave_at_the_next_step_and_others_take_their_place(
     llama: LoadedModel, make: Make, assert_unharmed: Act
 ) -> None:
-    # Case 24: 5 of 8 are cancelled, some before they run, some on the way; ten more then succeed.
+    # 5 of 8 are cancelled, some before they run, some on the way; ten more then succeed.
     driver = make(llama, max_batch_size=4, max_delay_s=10)
     keys = [driver.add(str(i), prompt_token_ids=[3 + i] * (5 + 30 * i), max_tokens=50) for i in range(8)]
     driver.engine.cancel(keys[:2])

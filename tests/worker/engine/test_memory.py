@@ -62,15 +62,15 @@ def test_the_cache_takes_what_all_rows_can_need_and_no_more() -> None:
 
 
 def test_the_cache_takes_no_more_than_it_may(caplog: pytest.LogCaptureFixture) -> None:
-    # A token costs half as much again, since a row may be wider than what it holds.
+    # A token costs twice as much, since a row may be wider than what it holds.
     with caplog.at_level(logging.WARNING):
-        assert cache_tokens(1000, 8, 4096, CPU, 1000 * 3 // 2 * 10_000) == 10_000 // 64 * 64
+        assert cache_tokens(1000, 8, 4096, CPU, 1000 * 2 * 10_000) == 10_000 // 64 * 64
     assert not caplog.messages
 
 
 def test_a_cache_too_small_for_the_longest_request_says_so(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        assert cache_tokens(1000, 8, 4096, CPU, 1_500_000) == 960
+        assert cache_tokens(1000, 8, 4096, CPU, 2_000_000) == 960
     assert "960 tokens: no request may be longer, though 4096 are allowed" in caplog.text
 
 
@@ -80,7 +80,7 @@ def test_a_cache_for_nobody_is_refused_with_what_to_do() -> None:
 
 
 def test_by_default_it_takes_half_of_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "free_bytes", lambda _: 3 * 64_000 * 1000)
+    monkeypatch.setattr(memory, "free_bytes", lambda _: 4 * 64_000 * 1000)
     assert cache_tokens(1000, 1000, 4096, CPU, None) == 64_000
     monkeypatch.setattr(memory, "free_bytes", lambda _: None)
     assert cache_tokens(1000, 2, 4096, CPU, None) == 8192

@@ -21,8 +21,8 @@ CACHE_SHARE: Mapping[str, float] = MappingProxyType({"cpu": 0.5, "cuda": 0.85, "
 """Of the memory that is free once the model is loaded: what the cache may take. A CPU's memory belongs to
 other programs too; on a GPU the rest is for what a pass computes."""
 
-ROW_WASTE = 1.5
-"""A row may be so many times as wide as its sequence will ever be long."""
+ROW_WASTE = 2.0
+"""A row may be so many times as wide as what is reserved for its sequence: the narrowest is 128, for 64."""
 
 LEAST_TOKENS = 128
 """A cache for fewer serves nobody."""

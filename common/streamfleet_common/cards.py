@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from streamfleet_common.message import Message, Name, QueueName, Texts
+from streamfleet_common.one_shot import HandlerCard
 
 
 class Limits(Message):
@@ -31,6 +32,8 @@ class Card(Message):
     model: Name
     revision: Name = ""
     tasks: Texts = ("generate",)
+    handler: HandlerCard | None = None
+    """Of a worker that serves a handler, whose name is then `model`."""
     device: Name = ""
     precision: Name = ""
     limits: Limits

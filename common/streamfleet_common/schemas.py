@@ -34,6 +34,16 @@ from streamfleet_common.message import (
     Turns,
 )
 from streamfleet_common.message import ChatMessage as ChatMessage  # noqa: PLC0414 (it is looked for here)
+from streamfleet_common.one_shot import (
+    CallRequest,
+    Classification,
+    ClassifyRequest,
+    Embedding,
+    EmbedRequest,
+    Json,
+    Rank,
+    RerankRequest,
+)
 
 MAX_TOKENS = 32_768
 MAX_DEADLINE_MS = 24 * 3600 * 1000
@@ -222,11 +232,17 @@ def _kind(value: Any) -> Any:
 
 
 Request = Annotated[
-    Annotated[GenerateRequest, Tag("generate")] | Annotated[DecideRequest, Tag("decide")],
+    Annotated[GenerateRequest, Tag("generate")]
+    | Annotated[DecideRequest, Tag("decide")]
+    | Annotated[EmbedRequest, Tag("embed")]
+    | Annotated[ClassifyRequest, Tag("classify")]
+    | Annotated[RerankRequest, Tag("rerank")]
+    | Annotated[CallRequest, Tag("call")],
     Discriminator(
         _kind,
         custom_error_type="kind",
-        custom_error_message="a map is wanted whose kind is generate or decide",
+        custom_error_message="a map is wanted whose kind is one of "
+        "generate, decide, embed, classify, rerank and call",
     ),
 ]
 """Everything a worker can be asked for."""
@@ -335,6 +351,13 @@ class Delta(Message):
         return "".join(self.texts)
 
 
+class Parts(Message):
+    """What a handler has given since the last event, of an output that comes in parts."""
+
+    type: Literal["parts"] = "parts"
+    values: Annotated[tuple[Json, ...], SEQUENCE]
+
+
 class Restart(Message):
     """What was shown so far is void: the request runs again from its first token."""
 
@@ -368,6 +391,8 @@ class Usage(Message):
     """Of the prompt's tokens those whose keys and values were there already."""
     cut_tokens: int = Field(default=0, ge=0)
     """Tokens of the prompt that were cut because `truncate` asked for it; not among `prompt_tokens`."""
+    truncated: int = Field(default=0, ge=0)
+    """Texts, pairs and states that were cut."""
 
 
 class Timing(Message):
@@ -375,6 +400,12 @@ class Timing(Message):
 
     wait_ms: float = Field(default=0.0, ge=0.0)
     """From pick-up by the worker to the first forward pass."""
+    tokenize_ms: float = Field(default=0.0, ge=0.0)
+    """Turning its texts into tokens, checks included."""
+    device_ms: float = Field(default=0.0, ge=0.0)
+    """Of one-shot work: the batches that its items ran in, together."""
+    batches: int = Field(default=0, ge=0)
+    """Of one-shot work: how many these were; fewer than its items need if others had asked the same."""
     prefill_ms: float = Field(default=0.0, ge=0.0)
     """From the first forward pass to the first token."""
     decode_ms: float = Field(default=0.0, ge=0.0)
@@ -425,12 +456,22 @@ class End(Message):
     choices: Annotated[tuple[Choice, ...], SEQUENCE] = ()
     answers: Annotated[tuple[Decision, ...], SEQUENCE] = ()
     """Those to the questions of a `DecideRequest`, in their order."""
+    embeddings: Annotated[tuple[Embedding, ...], SEQUENCE] = ()
+    """Of an `EmbedRequest`, in the order of its texts."""
+    classifications: Annotated[tuple[Classification, ...], SEQUENCE] = ()
+    """Of a `ClassifyRequest`, in the order of its texts."""
+    ranking: Annotated[tuple[Rank, ...], SEQUENCE] = ()
+    """Of a `RerankRequest`, the best document first; of equals the one given first."""
+    outputs: Annotated[tuple[Json, ...], SEQUENCE] = ()
+    """Of a `CallRequest`: the handler's output, or every part of it."""
     prefill: Prefill | None = None
     """The prompt's tokens, when asked for without streaming; a stream carries them as an event."""
     error: Failure | None = None
     usage: Usage = Usage()
     seed: int | None = None
     timing: Timing = Timing()
+    memory: Annotated[dict[Name, int], Field(max_length=64)] = Field(default_factory=dict)
+    """Bytes that the worker's engine took then, by use: weights, buffers, caches, and the peak."""
     model: Name = ""
     revision: Name = ""
     worker: Name = ""
@@ -458,14 +499,19 @@ class End(Message):
         return self.choices[0].token_ids if self.choices else ()
 
     @property
+    def output(self) -> Any:
+        """A handler's output, of one that comes in parts the last; None if there is none."""
+        return self.outputs[-1] if self.outputs else None
+
+    @property
     def finish_reason(self) -> FinishReason:
         if self.choices:
             return self.choices[0].finish_reason
         if self.state == "done":
-            return "stop"  # no text: the questions are answered
+            return "stop"  # no text: what was asked is answered
         if self.state == "cancelled" or self.state == "expired":
             return self.state
         return "error"
 
 
-Event = Annotated[Start | Prefill | Delta | Restart | End, Field(discriminator="type")]
+Event = Annotated[Start | Prefill | Delta | Parts | Restart | End, Field(discriminator="type")]

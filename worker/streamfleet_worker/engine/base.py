@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from streamfleet_common.decisions import Decision
+from streamfleet_common.one_shot import Classification, Embedding, HandlerCard, Rank
 from streamfleet_common.schemas import Choice, EndState, Prefill, Request, Timing, Usage
 
 if TYPE_CHECKING:
@@ -38,6 +39,15 @@ class EngineInfo:
     exact: str = ""
     """The class of workers on which a request gets these very bits, alone and in any company, now and at
     each further try; "" if that cannot be promised."""
+    window: int = 1
+    """How many batches of rows a worker may hold: more than one, where those that wait are sorted."""
+    handler: HandlerCard | None = None
+    """Of an engine that runs a handler, whose name is then `model`."""
+
+    @property
+    def max_rows(self) -> int:
+        """Rows that a worker holds at most, running and waiting."""
+        return self.window * self.max_batch_size
 
 
 class Ready(Protocol):
@@ -98,6 +108,13 @@ class Tokens:
 
 
 @dataclass(slots=True)
+class Parts:
+    """New parts of a handler's output, as in the wire's `Parts`."""
+
+    values: list[Any]
+
+
+@dataclass(slots=True)
 class Finished:
     """The last output of a key. `error` is set if and only if the state is not "done"."""
 
@@ -105,11 +122,19 @@ class Finished:
     choices: tuple[Choice, ...] = ()
     answers: tuple[Decision, ...] = ()
     """Of a `DecideRequest`, in the order of its questions."""
+    embeddings: tuple[Embedding, ...] = ()
+    classifications: tuple[Classification, ...] = ()
+    ranking: tuple[Rank, ...] = ()
+    outputs: tuple[Any, ...] = ()
+    """Of a handler: its output, or every part of it."""
     prefill: Prefill | None = None
     usage: Usage = field(default_factory=Usage)
     seed: int | None = None
     timing: Timing = field(default_factory=Timing)
     error: StreamfleetError | None = None
+    retry_after_s: float | None = None
+    """Of one that failed: try it again after so long, if it may be tried again at all. None leaves that to
+    the error and to the request's own policy."""
 
 
 @dataclass(slots=True)
@@ -117,7 +142,7 @@ class Output:
     """Something a step brought forth for one key."""
 
     key: Key
-    event: Prefill | Tokens | Finished
+    event: Prefill | Tokens | Parts | Finished
 
 
 @dataclass(slots=True)
@@ -127,7 +152,7 @@ class Step:
     outputs: list[Output]
     """In order for each key; after its `Finished` a key never shows again."""
     rows: int = 0
-    """Rows of the decode batch."""
+    """Rows of the batch: those that decode, or a micro-batch's items."""
     prompt_tokens: int = 0
     """Prompt tokens computed."""
     generated_tokens: int = 0
@@ -135,6 +160,10 @@ class Step:
     """Prompt tokens that were looked for in the prefix cache."""
     cached_tokens: int = 0
     """Those of them that were there, and need not be computed."""
+    padded_tokens: int = 0
+    """Of a micro-batch: its tokens, and what fills its rows up to one length."""
+    device_s: float = 0.0
+    """Of a micro-batch: seconds that it was computed."""
 
 
 class Engine(Protocol):
@@ -147,6 +176,10 @@ class Engine(Protocol):
     @property
     def memory(self) -> Mapping[str, int]:
         """Bytes taken now, by use; may be read from any thread."""
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """What its caches and doors have counted so far, by name; may be read from any thread."""
 
     def prepare(self, request: Request) -> Ready:
         """Check a request and make it ready (tokens of its prompt); callable from any thread.

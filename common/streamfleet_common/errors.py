@@ -5,7 +5,7 @@
     StreamfleetError
     ├── InvalidRequest          the request itself is wrong; `problems` lists everything wrong with it
     │   ├── TooLong             the prompt and its answer do not fit; `prompt_tokens`, `max_tokens`, `limit`
-    │   ├── Unsupported         a well-formed wish that this worker cannot fulfil; `feature`
+    │   ├── Unsupported         a well-formed wish that this worker, machine or build cannot fulfil; `feature`
     │   └── Undecodable         bytes that are not a message of this protocol
     ├── QueueFull               accepted and unfinished requests are at the limit; `limit`, `retry_after`
     ├── Conflict                the same id or idempotency key came with another request
@@ -13,7 +13,6 @@
     ├── RequestNotFound         no such request, or its result has expired
     ├── ModelLoadFailed         the weights could not be loaded
     │   └── TokenizerFailed     the weights are there, the tokenizer or chat template is not
-    ├── DeviceUnavailable       the device or precision asked for is not to be had
     ├── DeadlineExceeded        no answer before the request's deadline
     ├── Cancelled               somebody cancelled the request
     ├── GenerationFailed        the model or its worker failed; `retryable`
@@ -101,7 +100,10 @@ class TooLong(InvalidRequest):
 
 
 class Unsupported(InvalidRequest):
-    """This worker cannot do what was asked, though another might. `feature` names it."""
+    """This worker cannot do what was asked, though another might. `feature` names what it lacks.
+
+    That may be a thing its engine or model does, or a device or precision of its machine or build.
+    """
 
     code = "unsupported"
     feature: str
@@ -157,12 +159,6 @@ class TokenizerFailed(ModelLoadFailed):
     """The tokenizer or its chat template is missing or broken."""
 
     code = "tokenizer_failed"
-
-
-class DeviceUnavailable(StreamfleetError):
-    """The device or precision asked for is not to be had on this machine."""
-
-    code = "device_unavailable"
 
 
 class DeadlineExceeded(StreamfleetError):

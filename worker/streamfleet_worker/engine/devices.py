@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import logging
 import platform
 import re
 from pathlib import Path
 
 import torch
 
-from streamfleet_common.errors import DeviceUnavailable
+from streamfleet_common.errors import Unsupported
+
+log = logging.getLogger(__name__)
 
 PRECISIONS = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
+
+MAX_THREADS = 1024
+
+_NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 
 
 def set_threads(threads: int) -> None:
@@ -26,27 +33,29 @@ def set_threads(threads: int) -> None:
 
 
 def find_device(name: str) -> torch.device:
-    """The device by its name.
+    """The device by its name; "cpu:2" also lets torch use two threads.
+
+    "auto" is a GPU that works, else the CPU; a GPU that is there and does not work is logged, loudly.
 
     Raises:
-        DeviceUnavailable: there is no such device here.
+        Unsupported: there is no such device here, or it does not work.
     """
-    has_cuda, has_mps = torch.cuda.is_available(), torch.backends.mps.is_available()
     if name == "auto":
-        return torch.device("cuda" if has_cuda else "mps" if has_mps else "cpu")
-    match = re.fullmatch(r"(cpu|mps|cuda(:(?P<index>[0-9]+))?)", name)
+        return _find_best()
+    match = re.fullmatch(r"cpu(:(?P<threads>[0-9]+))?|mps|cuda(:(?P<index>[0-9]+))?", name)
     if match is None:
-        raise DeviceUnavailable(f"no device {name!r}: name auto, cpu, cuda, cuda:<number> or mps")
-    if name == "mps" and not has_mps:
-        raise DeviceUnavailable("device mps is not to be had here: it takes a Mac with Apple silicon")
-    if name.startswith("cuda"):
-        if not has_cuda:
-            raise DeviceUnavailable(
-                "device cuda is not to be had: no NVIDIA GPU is visible, or this torch "
-                f"({torch.__version__}) was built without CUDA. Use device auto or cpu"
-            )
-        if int(match["index"] or 0) >= torch.cuda.device_count():
-            raise DeviceUnavailable(f"no device {name}: {torch.cuda.device_count()} are visible")
+        raise Unsupported(
+            f"no device {name!r}: name auto, cpu, cpu:<threads>, cuda, cuda:<number> or mps", feature=name
+        )
+    if name.startswith("cpu"):
+        if match["threads"] is not None:
+            if not 1 <= int(match["threads"]) <= MAX_THREADS:
+                raise Unsupported(f"no device {name}: a CPU runs 1 to {MAX_THREADS} threads", feature=name)
+            set_threads(int(match["threads"]))
+        return torch.device("cpu")
+    reason = _why_not(name)
+    if reason is not None:
+        raise Unsupported(f"device {name} is not to be had: {reason}. Use device auto or cpu", feature=name)
     return torch.device(name)
 
 
@@ -54,14 +63,14 @@ def find_precision(name: str, device: torch.device) -> torch.dtype:
     """The type of the weights by its name.
 
     Raises:
-        DeviceUnavailable: there is no such type, or the device has no arithmetic in it.
+        Unsupported: there is no such type, or the device has no arithmetic in it.
     """
     if name == "auto":
         return torch.float32 if device.type == "cpu" else torch.bfloat16
     if name not in PRECISIONS:
-        raise DeviceUnavailable(f"no precision {name!r}: name auto, {', '.join(PRECISIONS)}")
+        raise Unsupported(f"no precision {name!r}: name auto, {', '.join(PRECISIONS)}", feature=name)
     if name == "bfloat16" and device.type == "cuda" and not torch.cuda.is_bf16_supported():
-        raise DeviceUnavailable(f"{describe(device)} has no bfloat16: use float16 or float32")
+        raise Unsupported(f"{describe(device)} has no bfloat16: use float16 or float32", feature=name)
     return PRECISIONS[name]
 
 
@@ -84,3 +93,32 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and (
         "out of memory" in str(error) or "can't allocate memory" in str(error)
     )
+
+
+def _find_best() -> torch.device:
+    # A driver without a torch that can use it is worth a word too.
+    seen = {
+        "cuda": torch.cuda.is_available() or _NVIDIA_DRIVER.exists(),
+        "mps": torch.backends.mps.is_available(),
+    }
+    for name in (name for name, is_seen in seen.items() if is_seen):
+        reason = _why_not(name)
+        if reason is None:
+            return torch.device(name)
+        log.warning("RUNNING ON THE CPU: device %s is there but cannot be used: %s", name, reason)
+    return torch.device("cpu")
+
+
+def _why_not(name: str) -> str | None:
+    """Why a GPU cannot be used; None if it can. It is tried: drivers promise what then fails."""
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        return f"no NVIDIA GPU is visible, or this torch ({torch.__version__}) was built without CUDA"
+    if name == "mps" and not torch.backends.mps.is_available():
+        return "it takes a Mac with Apple silicon"
+    if name.startswith("cuda:") and int(name.removeprefix("cuda:")) >= torch.cuda.device_count():
+        return f"{torch.cuda.device_count()} are visible"
+    try:
+        (torch.ones(2, 2, device=name) @ torch.ones(2, 2, device=name)).sum().item()
+    except Exception as error:  # noqa: BLE001  whatever the driver raises
+        return str(error).strip().split("\n", 1)[0] or type(error).__name__
+    return None

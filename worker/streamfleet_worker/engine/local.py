@@ -202,7 +202,7 @@ def load(
 
     Raises:
         ModelLoadFailed: there is no such model, or it is none that can run here.
-        DeviceUnavailable: the device or precision is not to be had.
+        Unsupported: the device or precision is not to be had.
     """
     from streamfleet_worker.engine import devices, models  # noqa: PLC0415  torch takes seconds to import
     from streamfleet_worker.engine.generation import GenerationEngine  # noqa: PLC0415

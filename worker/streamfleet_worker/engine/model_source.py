@@ -1,4 +1,4 @@
-"""Where a model's files are: a reference (packaged model, folder, GGUF file, hub name) to a folder that is here."""
+"""A reference (packaged model, folder, GGUF file or hub name) to files that are here, of one revision."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def find_source(reference: str, progress: Progress) -> ModelSource:
         progress: called with a sentence before anything slow.
 
     Raises:
-        ModelLoadFailed: there is no such model, or it has no weights that we read; the message says what to do.
+        ModelLoadFailed: there is no such model, or none with weights we read; the message says what to do.
     """
     if reference in PACKAGED:
         return _in_folder(reference, PACKAGED[reference](progress))
@@ -110,8 +110,8 @@ def _on_hub(reference: str, name: str, revision: str | None, inner: str, progres
         )
     except Exception as error:  # of the hub's client, of its connections, of the disk
         raise ModelLoadFailed(
-            f"{reference} cannot be fetched from the hub: {first_line(error)} Is the name right, and is there a "
-            "network? Without one, copy the model's folder here and name the folder, or use an alias "
+            f"{reference} cannot be fetched from the hub: {first_line(error)} Is the name right, and is "
+            "there a network? Without one, copy the model's folder here and name the folder, or use an alias "
             f"({', '.join(PACKAGED)})"
         ) from error
     place = Path(snapshot) / inner

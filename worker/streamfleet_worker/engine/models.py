@@ -1,38 +1,28 @@
-"""A reference (alias, folder, GGUF file or hub name) to a loaded model and tokenizer."""
+"""A reference (alias, folder, GGUF file or hub name) to a loaded language model and its tokenizer."""
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 import logging
-import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, DynamicCache
+from transformers import AutoModelForCausalLM, DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
-from transformers.utils import logging as transformers_logging
 
-from streamfleet_common.errors import ModelLoadFailed, TokenizerFailed
-from streamfleet_worker.engine import smollm2
+from streamfleet_common.errors import ModelLoadFailed
+from streamfleet_worker.engine.aliases import resolve
+from streamfleet_worker.engine.checkpoint import Checkpoint
 from streamfleet_worker.engine.devices import describe, find_device, find_precision
 from streamfleet_worker.engine.kv_cache import CacheShape
 from streamfleet_worker.engine.lean_norm import lean_norms
+from streamfleet_worker.engine.model_source import Progress, find_source
 from streamfleet_worker.engine.packed_linear import pack_linears, packed_bytes
 from streamfleet_worker.engine.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
-
-Progress = Callable[[str], None]
-"""Told, in words, what takes a while."""
-
-PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".h5", ".msgpack")
-"""Weight files that may run code when read, or that need another framework."""
-
-_HUB_NAME = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,31 +55,22 @@ class LoadedModel:
         return str(self.dtype).removeprefix("torch.")
 
 
-@dataclass(frozen=True, slots=True)
-class _Source:
-    """Where the files are, in transformers' terms."""
-
-    path: str
-    options: dict[str, Any]
-    folder: Path | None
-    revision: str | None = None
-
-
 def load(
     reference: str,
     device: str = "auto",
     precision: str = "auto",
     *,
+    aliases: Path | None = None,
     pack: bool = True,
     progress: Progress = log.info,
 ) -> LoadedModel:
     """Load a model.
 
     Args:
-        reference: the alias "smollm2"; a folder as `save_pretrained` writes it; a GGUF file; or the name
-            of a hub repository, "organisation/name", with "@revision" if wanted.
-        device: "auto", "cpu", "cuda", "cuda:1", "mps".
+        reference: an alias, a folder, a GGUF file or a name on the hub, as `find_source` takes it.
+        device: "auto", "cpu", "cpu:<threads>", "cuda", "cuda:<number>", "mps".
         precision: "auto" (float32 on a CPU, else bfloat16), "float32", "bfloat16" or "float16".
+        aliases: a file of further aliases.
         pack: make the model faster: norms in one call and, on a CPU, weights of linear layers laid out for
             it. It can no longer be saved.
         progress: called with a sentence before anything slow.
@@ -99,21 +80,16 @@ def load(
     Raises:
         ModelLoadFailed: there is no such model, or it is none we can run; the message says what to do.
         TokenizerFailed: the weights are there, the tokenizer is not.
-        DeviceUnavailable: the device or precision is not to be had.
+        Unsupported: the device or precision is not to be had; `feature` names it.
     """
-    place = find_device(device)
-    dtype = find_precision(precision, place)
-    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    source = _find(reference, progress)
+    alias = resolve(reference, device, precision, aliases)
+    place = find_device(alias.device)
+    dtype = find_precision(alias.precision, place)
+    source = find_source(alias.reference, progress)
     progress(f"loading {reference} in {str(dtype).removeprefix('torch.')} on {describe(place)}")
-    try:
-        config = AutoConfig.from_pretrained(source.path, trust_remote_code=False, **source.options)
-        model = _build(source, config, place, dtype)
-    except ModelLoadFailed:
-        raise
-    except Exception as error:  # whatever broken files make the libraries raise
-        raise _failure(reference, source, error) from error
-    tokenizer, tokenizer_eos = _load_tokenizer(reference, source)
+    checkpoint = Checkpoint(source)
+    model = checkpoint.build(AutoModelForCausalLM, place, dtype)
+    tokenizer = checkpoint.tokenizer()
     text_config = model.config.get_text_config(decoder=True)
     if pack:
         lean_norms(model, dtype)
@@ -123,12 +99,13 @@ def load(
     positions = [getattr(text_config, "max_position_embeddings", None), _rope_limit(text_config)]
     if not any(positions):
         raise ModelLoadFailed(f"{reference} does not say how long a sequence it can read")
+    ends = (tokenizer.eos_token_id, text_config.eos_token_id, model.generation_config.eos_token_id)
     return LoadedModel(
         name=reference,
-        revision=source.revision or getattr(config, "_commit_hash", None) or "unknown",
+        revision=source.revision,
         model=model,
-        tokenizer=tokenizer,
-        eos_token_ids=_ids(tokenizer_eos, text_config.eos_token_id, model.generation_config.eos_token_id),
+        tokenizer=Tokenizer(tokenizer),
+        eos_token_ids=_ids(*ends),
         device=place,
         device_name=describe(place),
         dtype=dtype,
@@ -138,107 +115,6 @@ def load(
         vocab_size=model.get_input_embeddings().num_embeddings,
         weights_bytes=sum(t.numel() * t.element_size() for t in model.parameters()) + packed_bytes(model),
     )
-
-
-def _find(reference: str, progress: Progress) -> _Source:
-    path = Path(reference).expanduser()
-    if path.is_dir():
-        return _find_in_folder(reference, path)
-    if path.is_file():
-        if path.suffix != ".gguf":
-            raise ModelLoadFailed(
-                f"{reference} is a file, but not a GGUF file: name its folder, or a .gguf file"
-            )
-        options = {"gguf_file": path.name}
-        return _Source(str(path.parent), options, path.parent, digest([path]))
-    if reference == smollm2.ALIAS:
-        folder = smollm2.folder(progress)
-        return _Source(str(folder), {}, folder, smollm2.revision(folder))
-    match = _HUB_NAME.fullmatch(reference)
-    if match is None or reference.startswith((".", "/", "~")):
-        raise ModelLoadFailed(
-            f"no model {reference!r}: there is no such folder or file, and it is neither the alias "
-            f"{smollm2.ALIAS!r} nor the name of a hub repository (organisation/name)"
-        )
-    options = {"revision": match["revision"]} if match["revision"] else {}
-    progress(f"looking for {reference} in the local hub cache, then on the hub")
-    return _Source(match["name"], options, None)
-
-
-def _find_in_folder(reference: str, folder: Path) -> _Source:
-    safe = sorted(folder.glob("*.safetensors"))
-    ggufs = sorted(folder.glob("*.gguf"))
-    if not safe and len(ggufs) == 1:
-        return _Source(str(folder), {"gguf_file": ggufs[0].name}, folder, digest(ggufs))
-    if not safe:
-        unsafe = sorted(f.name for f in folder.iterdir() if f.suffix in PICKLED)
-        if unsafe:
-            raise ModelLoadFailed(
-                f"{reference} has its weights in {', '.join(unsafe)} only, a format that can run code "
-                "when it is read: convert them to safetensors (model.save_pretrained does it)"
-            )
-        if len(ggufs) > 1:
-            names = ", ".join(f.name for f in ggufs)
-            raise ModelLoadFailed(f"{reference} holds several GGUF files, name one: {names}")
-        raise ModelLoadFailed(f"{reference} holds no weights: no .safetensors and no .gguf file")
-    if not (folder / "config.json").exists():
-        raise ModelLoadFailed(f"{reference} holds no config.json")
-    return _Source(str(folder), {}, folder, digest([*safe, *sorted(folder.glob("*.json"))]))
-
-
-def digest(files: list[Path], sample_bytes: int = 1 << 20) -> str:
-    """A short digest of names, sizes and content; of large files only both ends are read."""
-    state = hashlib.sha256()
-    for path in files:
-        size = path.stat().st_size
-        state.update(f"{path.name} {size}\n".encode())
-        with path.open("rb") as file:
-            state.update(file.read(sample_bytes))
-            file.seek(max(0, size - sample_bytes))
-            state.update(file.read(sample_bytes))
-    return state.hexdigest()[:16]
-
-
-def _build(source: _Source, config: Any, device: torch.device, dtype: torch.dtype) -> Any:
-    options: dict[str, Any] = {
-        "trust_remote_code": False,
-        "use_safetensors": True,
-        "dtype": dtype,
-        **source.options,
-    }
-    if "gguf_file" in options:
-        del options["use_safetensors"]
-    else:
-        options["config"] = config
-    if device.type == "cuda":
-        options["device_map"] = {"": device}
-    options["output_loading_info"] = True
-    try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(source.path, attn_implementation="sdpa", **options)
-    except ValueError as error:
-        if "scaled_dot_product_attention" not in str(error):
-            raise
-        loaded = AutoModelForCausalLM.from_pretrained(source.path, attn_implementation="eager", **options)
-    model, report = loaded
-    if report["missing_keys"]:
-        # transformers would make them up at random, and say so in a log.
-        missing = sorted(report["missing_keys"])
-        raise ModelLoadFailed(
-            f"the weights are not those of a {type(model).__name__}: {len(missing)} tensors are missing "
-            f"({', '.join(missing[:3])}{', …' if missing[3:] else ''})"
-        )
-    return model.to(device).eval().requires_grad_(False)
-
-
-def _load_tokenizer(reference: str, source: _Source) -> tuple[Tokenizer, int | None]:
-    try:
-        loaded = AutoTokenizer.from_pretrained(source.path, trust_remote_code=False, **source.options)
-    except Exception as error:
-        raise TokenizerFailed(
-            f"the tokenizer of {reference} cannot be read ({error}): a model needs its tokenizer.json "
-            "and tokenizer_config.json beside the weights"
-        ) from error
-    return Tokenizer(loaded), loaded.eos_token_id
 
 
 def _inspect(reference: str, model: Any, device: torch.device) -> CacheShape:
@@ -301,16 +177,3 @@ def _ids(*values: int | list[int] | None) -> frozenset[int]:
     for value in values:
         found.update(value if isinstance(value, list) else [] if value is None else [value])
     return frozenset(found)
-
-
-def _failure(reference: str, source: _Source, error: Exception) -> ModelLoadFailed:
-    first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    if source.folder is None:
-        return ModelLoadFailed(
-            f"{reference} cannot be fetched from the hub: {first_line} Is the name right, is there a "
-            "network, and does it have safetensors weights? Without a network, copy the model's folder "
-            "here and name the folder, or use the alias 'smollm2'"
-        )
-    if "trust_remote_code" in str(error):
-        return ModelLoadFailed(f"{reference} needs code of its own to run, which is never executed here")
-    return ModelLoadFailed(f"{reference} cannot be loaded: {first_line}")

@@ -68,11 +68,6 @@ def folder(progress: Callable[[str], None]) -> Path:
     return target
 
 
-def revision(where: Path) -> str:
-    """A digest of the converted model."""
-    return hashlib.sha256((where / CHECKSUMS).read_bytes()).hexdigest()[:16]
-
-
 def sound(where: Path) -> bool:
     """Whether every file is as it was written."""
     try:

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from streamfleet_common.message import Message, Name, QueueName, Texts
 from streamfleet_common.one_shot import HandlerCard
+from streamfleet_common.token_layout import TokenLayout
 
 
 class Limits(Message):
@@ -34,6 +35,8 @@ class Card(Message):
     tasks: Texts = ("generate",)
     handler: HandlerCard | None = None
     """Of a worker that serves a handler, whose name is then `model`."""
+    layout: TokenLayout | None = None
+    """What it puts around the texts of a request, which can then be counted before it is submitted."""
     device: Name = ""
     precision: Name = ""
     limits: Limits

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
@@ -184,7 +185,23 @@ class Decision(Message):
     probabilities: dict[_Option, _Probability]
     """Of each option, in their order; together they are 1."""
     scores: dict[_Option, float]
-    """What the probabilities are made of: the logarithm of each option's likelihood, as the model sees it."""
+    """What the probabilities are made of. Of a language model the logarithm of each option's likelihood; of a
+    classifier the number that it gives state, question and option, without bounds: its only logit, or that
+    of "entailment"."""
+
+    @classmethod
+    def of(cls, question: Question, scores: Sequence[float], temperature: float) -> Decision:
+        """The answer to a question whose options have these scores, in their order."""
+        best = max(scores)
+        weights = [math.exp((score - best) / temperature) for score in scores]
+        total = math.fsum(weights)
+        options = question.choices
+        return cls(
+            id=question.id,
+            option=options[scores.index(best)],
+            probabilities=dict(zip(options, (weight / total for weight in weights), strict=True)),
+            scores=dict(zip(options, scores, strict=True)),
+        )
 
 
 def _repeated(values: Iterable[Any]) -> int | None:

@@ -85,6 +85,7 @@ class Answer:
                 completion_tokens=sum(len(s.token_ids) for s in sequences),
                 cached_tokens=max((s.cached for s in sequences if s.index == 0), default=0),
                 cut_tokens=self.prepared.cut_tokens,
+                truncated=int(self.prepared.cut_tokens > 0),
             ),
             seed=self.seed,
             timing=self._timing(started, now),

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from streamfleet_common.decisions import Decision
 from streamfleet_common.one_shot import Classification, Embedding, HandlerCard, Rank
 from streamfleet_common.schemas import Choice, EndState, Prefill, Request, Timing, Usage
+from streamfleet_common.token_layout import TokenLayout
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -43,6 +44,8 @@ class EngineInfo:
     """How many batches of rows a worker may hold: more than one, where those that wait are sorted."""
     handler: HandlerCard | None = None
     """Of an engine that runs a handler, whose name is then `model`."""
+    layout: TokenLayout | None = None
+    """What it puts around the texts of a request; None if nobody else can count them."""
 
     @property
     def max_rows(self) -> int:

@@ -14,7 +14,7 @@ from streamfleet_worker.engine.base import Arrival, Finished, Key
 
 if TYPE_CHECKING:
     from streamfleet_common.errors import StreamfleetError
-    from streamfleet_worker.engine.decision import Asked, Part, PreparedDecision
+    from streamfleet_worker.engine.decision import Part, PreparedDecision
     from streamfleet_worker.engine.sequence import Sequence
 
 
@@ -85,6 +85,7 @@ class DecisionAnswer:
                 prompt_tokens=self.prepared.prompt_tokens if has_started else 0,
                 cached_tokens=self._cached(),
                 cut_tokens=self.prepared.cut_tokens,
+                truncated=int(self.prepared.cut_tokens > 0),
             ),
             timing=Timing(
                 wait_ms=max(0.0, min(started, now) - self.added_at) * 1000,
@@ -100,19 +101,10 @@ class DecisionAnswer:
 
     def _decisions(self) -> tuple[Decision, ...]:
         return tuple(
-            _decision(asked, [self.scores[place, option] for option in range(len(asked.options))])
+            Decision.of(
+                asked.question,
+                [self.scores[place, option] for option in range(len(asked.options))],
+                asked.temperature,
+            )
             for place, asked in enumerate(self.prepared.questions)
         )
-
-
-def _decision(asked: Asked, scores: list[float]) -> Decision:
-    best = max(scores)
-    weights = [math.exp((score - best) / asked.temperature) for score in scores]
-    total = math.fsum(weights)
-    options = asked.question.choices
-    return Decision(
-        id=asked.question.id,
-        option=options[scores.index(best)],
-        probabilities=dict(zip(options, (weight / total for weight in weights), strict=True)),
-        scores=dict(zip(options, scores, strict=True)),
-    )

@@ -112,6 +112,7 @@ class GenerationEngine:
         self._answers: dict[Key, Answer | DecisionAnswer] = {}
         self._unasked: list[Key] = []  # those without questions
         self._unborn: list[Output] = []  # ends of those that could not be taken in
+        self._decision_preparer = DecisionPreparer(loaded.tokenizer, loaded.name, limit)
         self._info = EngineInfo(
             model=loaded.name,
             revision=loaded.revision,
@@ -121,11 +122,11 @@ class GenerationEngine:
             max_batch_size=max_batch_size,
             max_seq_len=limit,
             vocab_size=loaded.vocab_size,
+            layout=self._decision_preparer.layout,
         )
         self._exact = exact
         guides = GuideCompiler(loaded.tokenizer, loaded.vocab_size, loaded.eos_token_ids)
         self._preparer = Preparer(loaded.tokenizer, self._info, guides.compile)
-        self._decision_preparer = DecisionPreparer(loaded.tokenizer, loaded.name, limit)
 
     @property
     def info(self) -> EngineInfo:

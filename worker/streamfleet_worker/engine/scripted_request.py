@@ -73,6 +73,7 @@ class ScriptedRequest:
                 prompt_tokens=len(script.words) if self.started_at else 0,
                 completion_tokens=sum([len(row.texts) for row in self.rows]),
                 cut_tokens=script.cut_tokens,
+                truncated=int(script.cut_tokens > 0),
             ),
             seed=script.seed,
             timing=Timing(

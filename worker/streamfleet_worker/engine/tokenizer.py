@@ -14,6 +14,7 @@ import tokenizers
 
 from streamfleet_common.errors import InvalidRequest, TokenizerFailed, Unsupported
 from streamfleet_worker.engine.incremental_decoder import IncrementalDecoder, PieceDecoder, WindowDecoder
+from streamfleet_worker.engine.pair_frame import PairFrame
 from streamfleet_worker.engine.pieces import Pieces
 
 if TYPE_CHECKING:
@@ -85,6 +86,18 @@ class Tokenizer:
         """Ids of text that stands somewhere within a prompt; no token is added."""
         ids: list[int] = self._plain.encode(text, add_special_tokens=False).ids if text else []
         return ids
+
+    def around(self, *, pair: bool = False) -> int:
+        """How many tokens `encode` puts around a text; or the model wants around two, and between them."""
+        return int(self._plain.num_special_tokens_to_add(is_pair=pair))
+
+    def pair_frame(self) -> PairFrame:
+        """What the model wants around two texts that it reads together.
+
+        Raises:
+            Unsupported: its tokenizer does not say.
+        """
+        return PairFrame.of(self._plain)
 
     def decode(self, token_ids: Sequence[int], *, skip_special: bool = True) -> str:
         """Text of token ids; ids that are no token have none."""

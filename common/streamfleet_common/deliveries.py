@@ -67,6 +67,8 @@ class Finish:
     delivery: Delivery
     end: End
     retry: bool = False
+    retry_after_ms: int | None = None
+    """How long it waits then; None for as long as its own policy says."""
 
 
 @dataclass(frozen=True, slots=True)

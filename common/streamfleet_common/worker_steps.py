@@ -203,7 +203,8 @@ class WorkerSteps(Steps):
     async def finish(self, finishes: Sequence[Finish]) -> list[bool]:
         """End requests. False where the end was not this worker's to write, or somebody wrote one before.
 
-        One to be tried again goes back to the queue instead, after its backoff, unless its policy forbids it.
+        One to be tried again goes back to the queue instead, after `retry_after_ms` or else its backoff,
+        unless its policy forbids it.
 
         A repetition after a lost reply is True again. An end over `MAX_RESULT_BYTES`, which no reader would
         take, is replaced by a failure that says so.
@@ -215,7 +216,9 @@ class WorkerSteps(Steps):
             if len(body) > codec.MAX_RESULT_BYTES:
                 end = _too_large(end, len(body))
                 body = codec.encode(end)
-            letter = "T" if finish.retry else STATE_LETTERS[end.state]
+            letter = STATE_LETTERS[end.state]
+            if finish.retry:
+                letter = "T" if finish.retry_after_ms is None else f"T{finish.retry_after_ms}"
             items.append((delivery.entry.rid, delivery.fence, letter, body))
         replies = await self._calls.script_in_batches("finish", [], items, client=self._connections.leases)
         return [reply in (b"ok", b"again") for reply in replies]

@@ -105,6 +105,15 @@ class EngineThread:
             raise RuntimeError("the engine is not built yet")
         return self._engine
 
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """What the engine's caches have counted; nothing before it is built."""
+        return {} if self._engine is None else self._engine.counts
+
+    def _notify(self) -> None:
+        # As an order that asks for nothing: a wake-up between the look and the wait must not be lost.
+        self._order(_nothing)
+
     def _order(self, order: Order) -> None:
         with self._wake:
             self._orders.append(order)
@@ -115,6 +124,7 @@ class EngineThread:
     def _run(self) -> None:
         try:
             engine = self._build()
+            engine.listen(self._notify)
         except BaseException as error:  # noqa: BLE001 (whatever it is, it belongs to whoever started us)
             self._call(self._settle, error)
             return
@@ -188,3 +198,7 @@ class EngineThread:
             self._ready.set_exception(outcome)
         else:
             self._ready.set_result(outcome)
+
+
+def _nothing(_: Engine) -> None:
+    pass

@@ -17,7 +17,7 @@ from streamfleet_common import codec
 from streamfleet_common.deliveries import Delivery
 from streamfleet_common.errors import GenerationFailed, StreamfleetError
 from streamfleet_common.schemas import Envelope, GenerateRequest
-from streamfleet_worker.engine.base import Arrival, Finished, Key, Output, Tokens
+from streamfleet_worker.engine.base import Arrival, Finished, Key, Output, Parts, Tokens
 from streamfleet_worker.engine_thread import EngineThread
 from streamfleet_worker.metrics import Metrics
 from streamfleet_worker.publisher import Publisher
@@ -82,7 +82,7 @@ class Intake:
 
     def room(self) -> int:
         """How many more requests would run now, if they are like the last ones."""
-        size = self._engine_thread.info.max_batch_size
+        size = self._engine_thread.info.max_rows
         free = math.ceil((size - self._rows - self._preparing) / self._rows_each)
         # Answers that wait for Redis fill no row, but memory: one more batch of them, and no more.
         return min(free, 2 * size - self._publisher.held)
@@ -142,7 +142,7 @@ class Intake:
         for output in outputs:
             if isinstance(output.event, Finished):
                 self._leave(output.key)
-            elif isinstance(output.event, Tokens):
+            elif isinstance(output.event, Tokens | Parts):
                 admitted = self._admitted.get(output.key)
                 if admitted is not None and admitted.accepted_at is not None:
                     self._metrics.ttft.observe(max(0.0, now - admitted.accepted_at))

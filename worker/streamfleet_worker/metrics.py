@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Info
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from streamfleet_common.deliveries import Delivery, NotStarted, Swept
@@ -26,6 +26,13 @@ ERROR_TYPES = (
     "undecodable",
     "unsupported",
 )
+ENGINE_COUNTS = {
+    "tokenization_cache_queries": "Texts that were looked for in the tokenization cache.",
+    "tokenization_cache_hits": "Those of them that were there.",
+    "answer_cache_queries": "Items that were looked for in the answer cache.",
+    "answer_cache_hits": "Those of them that were there.",
+    "coalesced_items": "Items that shared the computation of an equal one.",
+}
 # From a millisecond to the hours that a bulk queue may hold a request.
 _WAITS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 7200)
 _STEPS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10)
@@ -92,6 +99,24 @@ class EngineMemory(Collector):
         return iter(())
 
 
+class EngineCounts(Collector):
+    """Reads what the engine's caches have counted, at scrape time."""
+
+    def __init__(self, queue: str, read: Callable[[], Mapping[str, int]]) -> None:
+        self._queue = queue
+        self._read = read
+
+    def collect(self) -> Iterator[Metric]:
+        counts = self._read()
+        for name, text in ENGINE_COUNTS.items():
+            family = CounterMetricFamily(f"streamfleet_{name}", text, labels=["queue"])
+            family.add_metric([self._queue], counts.get(name, 0))
+            yield family
+
+    def describe(self) -> Iterator[Metric]:
+        return iter(())
+
+
 class Metrics:
     """One worker's metrics in a registry of their own; every series exists from the start."""
 
@@ -116,12 +141,21 @@ class Metrics:
         self.running = gauge("num_requests_running", "Rows of the batch: answers that run.")
         self.waiting = gauge("num_requests_waiting", "Answers pulled, but not yet in the batch.")
         self.since_poll = gauge("seconds_since_last_poll", "Age of the last completed look for work.")
-        self.batch_size = histogram("batch_size", "Rows that decode in one pass.", _SIZES)
+        self.batch_size = histogram(
+            "batch_size", "Rows that decode in one pass, or items of a micro-batch.", _SIZES
+        )
         self.step = histogram("engine_step_seconds", "Time of one engine step.", _STEPS)
         self.prompt_tokens = counter("prompt_tokens", "Prompt tokens computed.")
         self.generation_tokens = counter("generation_tokens", "Tokens generated.")
         self.prefix_queries = counter("prefix_cache_queries", "Prompt tokens looked for in the prefix cache.")
         self.prefix_hits = counter("prefix_cache_hits", "Prompt tokens found in the prefix cache.")
+        self.padded_tokens = counter(
+            "padded_tokens", "Tokens of micro-batches, those that fill rows up included."
+        )
+        self.truncated = counter("truncated", "Texts, pairs and states that were cut, as was asked.")
+        self.cut_tokens = counter("cut_tokens", "Tokens that were cut from them.")
+        self.device = histogram("device_seconds", "Computing time of one micro-batch.", _STEPS)
+        self.tokenize = histogram("tokenize_seconds", "Turning a request's texts into tokens.", _STEPS)
         self.queue_time = histogram(
             "request_queue_time_seconds", "From acceptance to a worker, on the server's clock.", _WAITS
         )
@@ -200,6 +234,10 @@ class Metrics:
             self.batch_size.observe(step.rows)
         self.prompt_tokens.inc(step.prompt_tokens)
         self.generation_tokens.inc(step.generated_tokens)
+        if step.padded_tokens:
+            self.padded_tokens.inc(step.padded_tokens)
+        if step.device_s:
+            self.device.observe(step.device_s)
         if step.asked_tokens:
             self.prefix_queries.inc(step.asked_tokens)
             self.prefix_hits.inc(step.cached_tokens)
@@ -217,6 +255,12 @@ class Metrics:
             self.first_success()
         self._success[reason if reason in self._success else "other"].inc()
         tokens = end.usage.completion_tokens
+        usage = end.usage
+        if usage.truncated:
+            self.truncated.inc(usage.truncated)
+            self.cut_tokens.inc(usage.cut_tokens)
+        if end.timing.tokenize_ms:
+            self.tokenize.observe(end.timing.tokenize_ms / 1000)
         self.request_prompt_tokens.observe(end.usage.prompt_tokens)
         self.request_generation_tokens.observe(tokens)
         self.prefill_time.observe(end.timing.prefill_ms / 1000)

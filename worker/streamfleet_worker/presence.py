@@ -55,6 +55,7 @@ class Presence:
             model=info.model,
             revision=info.revision,
             tasks=info.tasks,
+            handler=info.handler,
             layout=info.layout,
             device=info.device,
             precision=info.precision,

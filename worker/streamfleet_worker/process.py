@@ -22,7 +22,7 @@ from streamfleet_common.settings import Durability, misspelled
 from streamfleet_worker import logs
 from streamfleet_worker.engine.base import Engine
 from streamfleet_worker.health import HealthServer
-from streamfleet_worker.metrics import EngineMemory, QueueDepth
+from streamfleet_worker.metrics import EngineCounts, EngineMemory, QueueDepth
 from streamfleet_worker.settings import WRONG_SETTINGS, WorkerSettings, chosen
 from streamfleet_worker.supervised import Supervision
 from streamfleet_worker.watchdog import Watchdog
@@ -183,6 +183,7 @@ def _health(settings: WorkerSettings, worker: Worker, supervision: Supervision |
         return None
     worker.metrics.registry.register(QueueDepth(settings.queue, worker.depth))
     worker.metrics.registry.register(EngineMemory(settings.queue, worker.memory))
+    worker.metrics.registry.register(EngineCounts(settings.queue, worker.counts))
     probes = {"/healthz": worker.vitals.unhealthy, "/readyz": worker.vitals.unready}
     listening = None if supervision is None else supervision.http_socket()
     health = HealthServer(settings.http_host, settings.http_port, worker.metrics.registry, probes, listening)

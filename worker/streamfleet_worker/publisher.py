@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import structlog
 
@@ -17,10 +18,12 @@ from streamfleet_common.broker import Broker
 from streamfleet_common.deliveries import Delivery, Emission, Finish
 from streamfleet_common.errors import BrokerUnavailable, GenerationFailed
 from streamfleet_common.schemas import Delta, End, Failure, Prefill
-from streamfleet_worker.engine.base import Finished, Key, Output, Tokens
+from streamfleet_common.schemas import Parts as PartsEvent
+from streamfleet_worker.engine.base import Finished, Key, Output, Parts, Tokens
 from streamfleet_worker.metrics import Metrics
 
 MAX_BACKOFF_S = 2.0
+MAX_RETRY_AFTER_S = 3600.0
 
 log = structlog.get_logger()
 
@@ -37,6 +40,8 @@ class Held:
     prefill: Prefill | None = None
     tokens: list[Tokens] = field(default_factory=list)
     """What is not published yet, one for each choice."""
+    parts: list[Any] = field(default_factory=list)
+    """The same of an output that comes in parts."""
     finished: Finished | None = None
     held_at: float = 0.0
     """Loop time at which it was begun."""
@@ -45,8 +50,8 @@ class Held:
 class Publisher:
     """Owns what is held.
 
-    `forget` is told of keys that nobody wants any more, `freed` that some have ended. Both are called on
-    the event loop and must not raise.
+    `forget` is told of keys that nobody wants any more, `freed` that some have ended; `memory` says what the
+    engine takes, for the answers to tell. All are called on the event loop and must not raise.
     """
 
     def __init__(
@@ -56,7 +61,9 @@ class Publisher:
         *,
         forget: Callable[[list[Key]], None],
         freed: Callable[[], None],
+        memory: Callable[[], Mapping[str, int]] = dict,
     ) -> None:
+        self._memory = memory
         self._broker = broker
         self._metrics = metrics
         self._forget = forget
@@ -114,6 +121,8 @@ class Publisher:
                 continue  # the end will tell it all
             elif isinstance(event, Tokens):
                 _merge(held.tokens, event)
+            elif isinstance(event, Parts):
+                held.parts += event.values
             else:
                 held.prefill = event
             self._dirty[output.key] = held
@@ -152,6 +161,8 @@ class Publisher:
         dirty, self._dirty = self._dirty, {}
         emissions: list[Emission] = []
         finishes: list[tuple[Held, End]] = []
+        if any(held.finished is not None for held in dirty.values()):
+            identity = identity.model_copy(update={"memory": dict(self._memory())})
         for held in dirty.values():
             emissions += self._emissions(held)
             if held.finished is not None:
@@ -163,13 +174,15 @@ class Publisher:
             await self._finish(identity, finishes)
 
     def _emissions(self, held: Held) -> list[Emission]:
-        prefill, tokens = held.prefill, held.tokens
-        held.prefill, held.tokens = None, []
+        prefill, tokens, parts = held.prefill, held.tokens, held.parts
+        held.prefill, held.tokens, held.parts = None, [], []
         bodies = []
         try:
             if prefill is not None:
                 bodies.append(codec.encode(prefill))
             bodies += [codec.encode(_delta(some)) for some in tokens]
+            if parts:
+                bodies.append(codec.encode(PartsEvent(values=tuple(parts))))
         except Exception as error:  # noqa: BLE001 (what has no bytes fails its own request alone)
             held.finished = _unusable(held, error)
             self._forget([held.delivery.key])
@@ -219,13 +232,17 @@ def _end(identity: End, held: Held, finished: Finished) -> End:
             "state": finished.state,
             "choices": finished.choices,
             "answers": finished.answers,
+            "embeddings": finished.embeddings,
+            "classifications": finished.classifications,
+            "ranking": finished.ranking,
+            "outputs": finished.outputs,
             # A stream has told it already.
             "prefill": None if held.stream else finished.prefill,
             "error": Failure.of(finished.error) if finished.error is not None else None,
             "usage": finished.usage,
             "seed": finished.seed,
             "timing": finished.timing,
-            "of": held.delivery.epoch if finished.choices or finished.answers else 0,
+            "of": held.delivery.epoch if finished.state == "done" or finished.choices else 0,
             "last_seq": held.seq,
         }
     )
@@ -248,7 +265,17 @@ def _unusable(held: Held, error: Exception) -> Finished:
 
 
 def _calls(finishes: list[tuple[Held, End]]) -> list[Finish]:
-    return [Finish(held.delivery, end, retry=_may_retry(held.finished)) for held, end in finishes]
+    return [
+        Finish(
+            held.delivery, end, retry=_may_retry(held.finished), retry_after_ms=_retry_after_ms(held.finished)
+        )
+        for held, end in finishes
+    ]
+
+
+def _retry_after_ms(finished: Finished | None) -> int | None:
+    after_s = None if finished is None else finished.retry_after_s
+    return None if after_s is None else max(0, round(min(after_s, MAX_RETRY_AFTER_S) * 1000))
 
 
 def _may_retry(finished: Finished | None) -> bool:

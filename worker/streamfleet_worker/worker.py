@@ -87,7 +87,13 @@ class Worker:
         self._lease_s = lease_s
         self._loop = asyncio.get_running_loop()
         self._engine_thread = engine = EngineThread(build, self._on_steps, self._on_death)
-        self._publisher = Publisher(broker, self.metrics, forget=self._forget, freed=self._wake)
+        self._publisher = Publisher(
+            broker,
+            self.metrics,
+            forget=self._forget,
+            freed=self._wake,
+            memory=lambda: engine.memory,
+        )
         self._intake = Intake(engine, self._publisher, self.metrics, clock)
         self._consumer = Consumer(
             broker,
@@ -200,6 +206,10 @@ class Worker:
     def memory(self) -> Mapping[str, int]:
         """Bytes that the engine takes, by use. From any thread."""
         return self._engine_thread.memory
+
+    def counts(self) -> Mapping[str, int]:
+        """What the engine's caches have counted, by name. From any thread."""
+        return self._engine_thread.counts
 
     def depth(self) -> Depth | None:
         """The queue's depth, or None if Redis does not tell within a second. From other threads only."""

@@ -1,7 +1,7 @@
 #!lua flags=allow-oom
 -- End running requests, if the caller still owns them.
 -- ARGV: rid, fence, state letter, end event for each. The letter T ("try again") puts the request back, if it
--- may be tried again, and fails it otherwise.
+-- may be tried again, and fails it otherwise. It waits as its policy says; with T5000, for 5,000 ms.
 -- Replies for each: ok, again, fenced, gone (no record), or already|STATE LETTER. A repetition of the call that
 -- wrote the end is ok again.
 local rids = {}
@@ -13,7 +13,7 @@ local replies = {}
 -- Whether this very call has written the end that stands: same state, epoch and event.
 local function repeated(record, fence, letter, event)
   local epoch = tonumber(match(fence, '^|(%d+)|'))
-  if letter == 'T' then letter = 'F' end
+  if sub(letter, 1, 1) == 'T' then letter = 'F' end
   return epoch and sub(record, 2, 2) == letter and tonumber(match(record, '\n(%d+)-')) == epoch + 1
     and sub(record, -#event - 1) == ' ' .. event
 end
@@ -33,11 +33,12 @@ for i, rid in ipairs(rids) do
     end
   elseif sub(record, 1, 1) == 'R' and sub(record, 15, 14 + #fence) == fence then
     local outcome = 'ended'
-    if letter == 'T' then
+    if sub(letter, 1, 1) == 'T' then
+      local pause = tonumber(sub(letter, 2)) or true
       letter = 'F'
       local crashes, solo = match(record, '^[^|]*|[^|]*|[^|]*|[^|]*|[^|]*|[^|]*|(%d+)|(%d+)|')
       local back = recovery()
-      outcome = back.again(rid, record, crashes, solo, back.failures, true, ARGV[at + 3], now)
+      outcome = back.again(rid, record, crashes, solo, back.failures, pause, ARGV[at + 3], now)
       if outcome == 'unfound' then terminal(rid, record, 'F', ARGV[at + 3], now) end
     else
       terminal(rid, record, letter, ARGV[at + 3], now)

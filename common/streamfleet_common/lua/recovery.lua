@@ -45,7 +45,8 @@ local function enqueue(rid, deadline, epoch, place, started, attempts, crashes, 
   leave(place, rid)
 end
 
--- What becomes of a request that its worker gives back or has lost. `pause` is whether its backoff counts.
+-- What becomes of a request that its worker gives back or has lost. `pause` is how many ms it waits before it
+-- is tried again: false for none, true for the backoff of its own policy.
 -- `limit` is how often it may be started, 0 for any number. `why` is its end event when that is reached.
 local function again(rid, record, crashes, solo, limit, pause, why, now)
   local deadline, epoch, place, owner, started, attempts, _, _, meta = open_fields(record)
@@ -63,11 +64,12 @@ local function again(rid, record, crashes, solo, limit, pause, why, now)
     terminal(rid, record, 'F', why, now)
     return 'ended'
   end
-  if pause and backoff > 0 then
-    backoff = math.min(backoff * 2 ^ math.min(attempts - 1, 30), MAX_BACKOFF_MS)
+  if pause == true then pause = backoff * 2 ^ math.min(attempts - 1, 30) end
+  if pause and pause > 0 then
+    pause = math.min(pause, MAX_BACKOFF_MS)
     call('SET', T .. ':r:' .. rid, 'Q' .. deadline .. '|' .. string.format('%.0f', epoch + 1) .. '|||' .. started
       .. '|' .. attempts .. '|' .. crashes .. '|' .. solo .. '|' .. meta .. '\n' .. payload)
-    call('ZADD', T .. ':later', string.format('%.0f', now + backoff), rid)
+    call('ZADD', T .. ':later', string.format('%.0f', now + pause), rid)
     leave(place, rid)
   else
     enqueue(rid, deadline, epoch, place, started, attempts, crashes, solo, meta, payload)

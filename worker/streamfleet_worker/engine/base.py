@@ -10,12 +10,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from streamfleet_common.decisions import Decision
+from streamfleet_common.errors import Unsupported
 from streamfleet_common.one_shot import Classification, Embedding, HandlerCard, Rank
 from streamfleet_common.schemas import Choice, EndState, Prefill, Request, Timing, Usage
 from streamfleet_common.token_layout import TokenLayout
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     from streamfleet_common.errors import StreamfleetError
 
@@ -59,6 +60,15 @@ class Ready(Protocol):
     @property
     def n(self) -> int:
         """Rows of the batch that it takes: one for each answer, or for each option of a question."""
+
+
+def unsupported(request: Request, info: EngineInfo) -> Unsupported:
+    """The error for a request of a kind that an engine does not do."""
+    return Unsupported(
+        f"{info.model!r} does {', '.join(info.tasks)}, not {request.kind}: "
+        "send the request to a queue whose workers do",
+        feature=request.kind,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +193,12 @@ class Engine(Protocol):
     @property
     def counts(self) -> Mapping[str, int]:
         """What its caches and doors have counted so far, by name; may be read from any thread."""
+
+    def listen(self, wake: Callable[[], None]) -> None:
+        """Have `wake` called, from any thread, when `step` has got something to do that nobody has ordered.
+
+        To be called once, before anything else.
+        """
 
     def prepare(self, request: Request) -> Ready:
         """Check a request and make it ready (tokens of its prompt); callable from any thread.

@@ -14,9 +14,18 @@ import torch
 
 from streamfleet_common.decisions import DecideRequest
 from streamfleet_common.errors import DeadlineExceeded, GenerationFailed, StreamfleetError
-from streamfleet_common.schemas import EndState, FinishReason, Prefill, Request
+from streamfleet_common.schemas import EndState, FinishReason, GenerateRequest, Prefill, Request
 from streamfleet_worker.engine.answer import Answer
-from streamfleet_worker.engine.base import Arrival, EngineInfo, Finished, Key, Output, Room, Step
+from streamfleet_worker.engine.base import (
+    Arrival,
+    EngineInfo,
+    Finished,
+    Key,
+    Output,
+    Room,
+    Step,
+    unsupported,
+)
 from streamfleet_worker.engine.decision import PreparedDecision
 from streamfleet_worker.engine.decision_answer import DecisionAnswer
 from streamfleet_worker.engine.decision_preparer import DecisionPreparer
@@ -150,6 +159,14 @@ class GenerationEngine:
         except AttributeError:  # closed, maybe just now
             return {}
 
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """Each step tells of the prefix cache, and it has no others."""
+        return {}
+
+    def listen(self, wake: Callable[[], None]) -> None:
+        """Nothing happens but in a step."""
+
     def warm_up(self) -> None:
         """Run the model once as a batch and compare it with the model alone, before work depends on it.
 
@@ -175,6 +192,8 @@ class GenerationEngine:
         """
         if isinstance(request, DecideRequest):
             return self._decision_preparer.prepare(request)
+        if not isinstance(request, GenerateRequest):
+            raise unsupported(request, self._info)
         return self._preparer.prepare(request)
 
     def add(self, arrivals: Mapping[Key, Arrival]) -> None:

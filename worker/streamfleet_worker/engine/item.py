@@ -57,6 +57,10 @@ class Job(Protocol):
 class Task(Protocol):
     """What one model, or one handler, can be asked for."""
 
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """What its caches have counted so far, by name; may be read from any thread."""
+
     def prepare(self, request: Request) -> Job:
         """Check a request and make it ready; callable from any thread.
 
@@ -154,6 +158,9 @@ class Runner(Protocol):
         Raises:
             Exception: the batch as a whole has failed.
         """
+
+    def listen(self, wake: Callable[[], None]) -> None:
+        """Have `wake` called, from any thread, whenever a batch that runs elsewhere becomes ready."""
 
     def is_broken(self) -> bool:
         """Whether nothing can be run any more. Asked when all items of a batch have failed one by one."""

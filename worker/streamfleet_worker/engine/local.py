@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Self
 
 from streamfleet_common.errors import GenerationFailed, StreamfleetError
 from streamfleet_common.schemas import new_rid
-from streamfleet_worker.engine.base import Arrival, Engine, Finished, Key, Tokens
+from streamfleet_worker.engine.base import Arrival, Engine, Finished, Key, Parts, Tokens
 
 if TYPE_CHECKING:
     from streamfleet_common.schemas import Prefill, Request
@@ -36,7 +36,7 @@ class Local:
         self._engine = engine
         self._wake = threading.Condition()
         self._orders: deque[Callable[[Engine], None]] = deque()
-        self._readers: dict[Key, SimpleQueue[Prefill | Tokens | Finished | StreamfleetError]] = {}
+        self._readers: dict[Key, SimpleQueue[Prefill | Tokens | Parts | Finished | StreamfleetError]] = {}
         self._closing = False
         self._death: StreamfleetError | None = None
         self._thread = threading.Thread(target=self._run, name="local-engine", daemon=True)
@@ -88,7 +88,7 @@ class Local:
 
     def stream(
         self, request: Request, *, timeout_s: float = FOREVER_S
-    ) -> Generator[Prefill | Tokens | Finished, None, None]:
+    ) -> Generator[Prefill | Tokens | Parts | Finished, None, None]:
         """What a request brings forth, as it comes; `Finished` is the last.
 
         It starts at the first `next`, and is cancelled when the iterator is closed before its end.
@@ -100,7 +100,7 @@ class Local:
         # Of random bits, since a request that names no seed draws by its id.
         key = (new_rid(), 1)
         now = time.monotonic()
-        reader: SimpleQueue[Prefill | Tokens | Finished | StreamfleetError] = SimpleQueue()
+        reader: SimpleQueue[Prefill | Tokens | Parts | Finished | StreamfleetError] = SimpleQueue()
         with self._wake:
             if self._death is not None:
                 raise self._death

@@ -18,7 +18,7 @@ from streamfleet_common.errors import (
     Unsupported,
 )
 from streamfleet_common.schemas import FinishReason, GenerateRequest, Request
-from streamfleet_worker.engine.base import Arrival, EngineInfo, Key, Output, Room, Step
+from streamfleet_worker.engine.base import Arrival, EngineInfo, Key, Output, Room, Step, unsupported
 from streamfleet_worker.engine.script import Answer, Command, Script, cut
 from streamfleet_worker.engine.scripted_request import Outcome, ScriptedRequest, ScriptedRow
 
@@ -89,6 +89,14 @@ class ScriptedEngine:
         """Nothing worth telling."""
         return {}
 
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """It has no caches."""
+        return {}
+
+    def listen(self, wake: Callable[[], None]) -> None:
+        """Nothing happens but in a step."""
+
     def prepare(self, request: Request) -> Script:
         """Read the prompt's command.
 
@@ -103,7 +111,7 @@ class ScriptedEngine:
                 known=[self._info.model],
             )
         if not isinstance(request, GenerateRequest):
-            raise Unsupported("a scripted worker only generates", feature=request.kind)
+            raise unsupported(request, self._info)
         if request.guide is not None:
             raise Unsupported("a scripted worker knows no guides: leave `guide` out", feature="guide")
         prompt = _prompt_of(request)

@@ -1,0 +1,204 @@
+"""The line of items that wait for a batch, and the rules by which one is launched. No model, no clock."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from streamfleet_worker.engine.item import ItemSpec
+
+SLACK = 0.25
+"""Where lengths may differ within a batch, the part of a row that may be filled up for want of others."""
+SLACK_TOKENS = 16
+"""Rows this short cost little more than none: they may be filled up by so much, whatever part that is."""
+RECOVERY = 32
+"""Batches without a fault after which a budget that was lowered is doubled."""
+
+
+@dataclass(eq=False, slots=True)
+class Item:
+    """One item in the line, or in a batch. Times are seconds on the engine's clock."""
+
+    spec: ItemSpec
+    accepted_at: float
+    """When the fleet accepted its request; of several the first."""
+    bucket: int = 0
+    """Its length, rounded up."""
+    waits: bool = True
+
+
+@dataclass(slots=True)
+class _Bucket:
+    """Waiting items of one group and one rounded length, the oldest first."""
+
+    group: Hashable
+    length: int
+    heap: list[tuple[float, int, Item]] = field(default_factory=list)
+    """With those that have left; they are dropped when they come to the top."""
+    count: int = 0
+
+    def oldest(self) -> Item | None:
+        while self.heap and not self.heap[0][2].waits:
+            heapq.heappop(self.heap)
+        return self.heap[0][2] if self.heap else None
+
+    def pop(self) -> Item | None:
+        item = self.oldest()
+        if item is not None:
+            heapq.heappop(self.heap)
+            item.waits = False
+            self.count -= 1
+        return item
+
+
+class ItemLine:
+    """Sorts items into buckets by group and length, and makes batches of them.
+
+    A batch is launched when its bucket can fill it, or when the oldest item of all has come to its age: so
+    work that has waited elsewhere waits no more, and nothing is passed over. It is filled from its own
+    bucket, the oldest first; then from the next smaller ones, if lengths may differ.
+
+    Args:
+        max_batch_size: items in a batch.
+        max_batch_tokens: tokens in a batch, those that fill rows up included; one item may always run.
+        max_delay_s: age of an item, since its acceptance, at which it is launched, whoever is with it.
+        length_step: lengths are rounded up to a multiple of it.
+        exact: all rows of a batch have the same rounded length.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_batch_size: int,
+        max_batch_tokens: int,
+        max_delay_s: float,
+        length_step: int = 1,
+        exact: bool = False,
+    ) -> None:
+        self._max_batch_size = max_batch_size
+        self._max_batch_tokens = self._budget = max_batch_tokens
+        self._max_delay_s = max_delay_s
+        self._step = length_step
+        self._exact = exact
+        self._buckets: dict[tuple[Hashable, int], _Bucket] = {}
+        self._numbers = itertools.count()
+        self._good = 0
+        self.waiting = 0
+        """Items in the line."""
+
+    @property
+    def budget(self) -> int:
+        """Tokens in a batch now."""
+        return self._budget
+
+    def add(self, item: Item) -> None:
+        """Let an item wait."""
+        item.bucket = -(-item.spec.length // self._step) * self._step
+        item.waits = True
+        place = (item.spec.group, item.bucket)
+        bucket = self._buckets.get(place)
+        if bucket is None:
+            bucket = self._buckets[place] = _Bucket(*place)
+        heapq.heappush(bucket.heap, (item.accepted_at, next(self._numbers), item))
+        bucket.count += 1
+        self.waiting += 1
+
+    def remove(self, item: Item) -> None:
+        """Let an item go, if it still waits."""
+        if not item.waits:
+            return
+        item.waits = False
+        self.waiting -= 1
+        place = (item.spec.group, item.bucket)
+        bucket = self._buckets[place]
+        bucket.count -= 1
+        if not bucket.count:
+            del self._buckets[place]
+        elif len(bucket.heap) > 2 * bucket.count + 16:
+            # What has left takes no more memory than what is there.
+            bucket.heap = [entry for entry in bucket.heap if entry[2].waits]
+            heapq.heapify(bucket.heap)
+
+    def take(self, now: float) -> list[Item]:
+        """The next batch; empty if none is to be launched yet."""
+        bucket = self._due(now)
+        if bucket is None:
+            return []
+        rows = self._rows(bucket.length)
+        batch: list[Item] = []
+        for source in self._sources(bucket):
+            while len(batch) < rows and (item := source.pop()) is not None:
+                batch.append(item)
+            if not source.count:
+                del self._buckets[source.group, source.length]
+        self.waiting -= len(batch)
+        return batch
+
+    def due_in(self, now: float) -> float | None:
+        """Seconds until a batch is to be launched: 0 is now, None is not before an `add`."""
+        oldest = self._oldest()
+        if oldest is None:
+            return None
+        if self._due(now) is not None:
+            return 0.0
+        item = oldest.oldest()
+        assert item is not None  # noqa: S101  a bucket without items is dropped
+        return max(0.0, item.accepted_at + self._max_delay_s - now)
+
+    def lower_budget(self, tokens: int) -> None:
+        """A batch of so many tokens was too much for the memory: make smaller ones for a while."""
+        self._budget = max(1, min(self._budget, tokens) // 2)
+        self._good = 0
+
+    def fared_well(self) -> None:
+        """A batch has run without a fault."""
+        if self._budget < self._max_batch_tokens:
+            self._good += 1
+            if self._good >= RECOVERY:
+                self._good = 0
+                self._budget = min(2 * self._budget, self._max_batch_tokens)
+
+    # --- rules
+
+    def _due(self, now: float) -> _Bucket | None:
+        """The bucket to launch from."""
+        oldest = self._oldest()
+        if oldest is None:
+            return None
+        item = oldest.oldest()
+        if item is not None and now - item.accepted_at >= self._max_delay_s:
+            return oldest
+        full = [bucket for bucket in self._buckets.values() if self._is_full(bucket)]
+        return min(full, key=_age) if full else None
+
+    def _oldest(self) -> _Bucket | None:
+        return min(self._buckets.values(), key=_age) if self._buckets else None
+
+    def _is_full(self, bucket: _Bucket) -> bool:
+        rows = self._rows(bucket.length)
+        # Most lines have one bucket that matters, so the others are counted only if it has not enough.
+        return bucket.count >= rows or sum(source.count for source in self._sources(bucket)) >= rows
+
+    def _rows(self, length: int) -> int:
+        return min(self._max_batch_size, max(1, self._budget // max(1, length)))
+
+    def _sources(self, bucket: _Bucket) -> list[_Bucket]:
+        """The bucket, and those that may fill its batch up, the longest first."""
+        if self._exact or not bucket.length:
+            return [bucket]
+        least = min(bucket.length * (1 - SLACK), bucket.length - SLACK_TOKENS)
+        smaller = [
+            other
+            for other in self._buckets.values()
+            if other.group == bucket.group and least <= other.length < bucket.length
+        ]
+        return [bucket, *sorted(smaller, key=lambda other: -other.length)]
+
+
+def _age(bucket: _Bucket) -> tuple[float, int]:
+    bucket.oldest()  # so that the first of the heap still waits
+    return bucket.heap[0][:2]

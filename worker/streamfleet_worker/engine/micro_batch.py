@@ -1,0 +1,427 @@
+"""The micro-batch engine: items of many requests in shared batches, and an answer for each request.
+
+It serves whatever is done in one go: vectors, labels, ranks, decisions, and handlers that somebody wrote.
+What an item is, and how a batch of them is run, is its task's and its runner's to say.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from streamfleet_common.errors import DeadlineExceeded, GenerationFailed, StreamfleetError
+from streamfleet_common.schemas import Request
+from streamfleet_worker.engine.answer_cache import AnswerCache
+from streamfleet_worker.engine.asked import Asked, Shared
+from streamfleet_worker.engine.base import Arrival, EngineInfo, Finished, Key, Output, Parts, Room, Step
+from streamfleet_worker.engine.faults import is_out_of_memory
+from streamfleet_worker.engine.item import (
+    Done,
+    ItemBatch,
+    Job,
+    Outcome,
+    Part,
+    RetryLater,
+    Runner,
+    Running,
+    Task,
+)
+from streamfleet_worker.engine.item_line import ItemLine
+
+WINDOW = 4
+"""Batches of items that a worker holds, so that they can be sorted by length."""
+PROBLEM_CHARS = 1000
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Trial:
+    """A batch that failed as a whole, and what its parts come to when they are tried again."""
+
+    left: int
+    """Items that are still to be tried, or running."""
+    survivors: int = 0
+
+
+@dataclass(slots=True)
+class _Batch:
+    items: list[Shared]
+    running: Running
+    trial: _Trial | None
+    device_s: float = 0.0
+    askers: list[Asked] = field(default_factory=list)
+    """Whose items it has, each once."""
+
+
+class MicroBatchEngine:
+    """Runs what waits, batch by batch.
+
+    Equal items that wait or run at one time are computed once, if their task says what makes them equal; the
+    answer of each request is its own. A batch that fails is halved until the items are found that make it
+    fail; these fail alone, the others are run again.
+
+    Args:
+        task: requests to items, results to answers.
+        runner: items to results.
+        info: what it serves; `window` batches of items may wait here.
+        max_delay_s: how long the oldest item may wait, since its acceptance, for a batch to fill.
+        max_batch_tokens: tokens in one batch, those that fill rows up included.
+        length_step: lengths are rounded up to a multiple of it.
+        uniform: all rows of a batch have the same rounded length, as exactness takes it.
+        bisect: find out which items make a batch fail, by running the others again.
+        answers: results that are kept.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        runner: Runner,
+        info: EngineInfo,
+        *,
+        max_delay_s: float,
+        max_batch_tokens: int = 1 << 40,
+        length_step: int = 1,
+        uniform: bool = False,
+        bisect: bool = True,
+        answers: AnswerCache | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._task = task
+        self._runner = runner
+        self._info = info
+        self._bisect = bisect
+        self._answers = AnswerCache() if answers is None else answers
+        self._clock = clock
+        self._line = ItemLine(
+            max_batch_size=info.max_batch_size,
+            max_batch_tokens=max_batch_tokens,
+            max_delay_s=max_delay_s,
+            length_step=length_step,
+            exact=uniform,
+        )
+        self._asked: dict[Key, Asked] = {}
+        self._shared: dict[object, Shared] = {}
+        self._running: list[_Batch] = []
+        self._halves: deque[tuple[list[Shared], _Trial]] = deque()
+        self._unborn: list[Output] = []  # ends of those that need no batch
+        self._item_bytes = 0
+        self._coalesced = 0
+
+    @property
+    def info(self) -> EngineInfo:
+        """What this engine serves."""
+        return self._info
+
+    @property
+    def memory(self) -> Mapping[str, int]:
+        """Bytes taken now, by use; may be read from any thread."""
+        taken = dict(self._runner.memory)
+        if taken or self._answers.bytes:
+            taken |= {"items": self._item_bytes, "answers": self._answers.bytes}
+        return taken
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """What was asked of the caches so far; may be read from any thread."""
+        return {
+            **self._task.counts,
+            "answer_cache_queries": self._answers.queries,
+            "answer_cache_hits": self._answers.hits,
+            "coalesced_items": self._coalesced,
+        }
+
+    def listen(self, wake: Callable[[], None]) -> None:
+        """Have `wake` called, from any thread, when a batch that runs elsewhere has something to give."""
+        self._runner.listen(wake)
+
+    def prepare(self, request: Request) -> Job:
+        """Check a request and make it ready; callable from any thread. Raises as `Task.prepare` does."""
+        return self._task.prepare(request)
+
+    def add(self, arrivals: Mapping[Key, Arrival]) -> None:
+        """Take requests in; a key that is here already is ignored."""
+        now = self._clock()
+        for key, arrival in arrivals.items():
+            if key not in self._asked:
+                self._take_in(Asked.of(key, arrival, now), now)
+
+    def cancel(self, keys: Collection[Key]) -> None:
+        """Forget these keys. What runs goes on, unless nobody wants any of it."""
+        self._unborn = [output for output in self._unborn if output.key not in keys]
+        for key in keys:
+            if key in self._asked:
+                self._leave(self._asked[key])
+
+    def step(self) -> Step:
+        """Launch what is due, and go on with what runs.
+
+        Raises:
+            GenerationFailed: nothing can be run any more; the engine is of no more use.
+        """
+        now = self._clock()
+        step = Step(outputs=self._unborn)
+        self._unborn = []
+        self._expire(now, step)
+        while len(self._running) < self._runner.slots and self._launch(now, step):
+            pass
+        for batch in [batch for batch in self._running if batch.running.is_ready]:
+            self._advance(batch, step)
+        return step
+
+    def due_in(self) -> float | None:
+        """Seconds until `step` has something to do."""
+        if self._unborn or any(batch.running.is_ready for batch in self._running):
+            return 0.0
+        if len(self._running) >= self._runner.slots:
+            return None  # `listen` tells
+        return 0.0 if self._halves else self._line.due_in(self._clock())
+
+    def room(self) -> Room:
+        """What could be added now."""
+        running = sum(len(batch.items) for batch in self._running)
+        waiting = self._line.waiting + sum(len(half) for half, _ in self._halves)
+        return Room(rows=max(0, self._info.max_rows - running - waiting), running=running, waiting=waiting)
+
+    def close(self) -> None:
+        """Free what the runner holds."""
+        for batch in self._running:
+            batch.running.close()
+        self._runner.close()
+
+    # --- arrival ----------------------------------------------------------------------------
+
+    def _take_in(self, asked: Asked, now: float) -> None:
+        self._asked[asked.key] = asked
+        accepted_at = asked.arrival.accepted_at
+        for place, spec in enumerate(asked.job.items):
+            key = None if spec.digest is None else (spec.group, spec.digest)
+            if key is not None:
+                result = self._answers.get(key, now)
+                if result is not None:
+                    asked.give(place, result)
+                    continue
+                item = self._shared.get(key)
+                # One that comes in parts has begun without this request.
+                if item is not None and not item.parts:
+                    self._coalesced += 1
+                    item.owners.append((asked, place))
+                    asked.items[place] = item
+                    continue
+            item = Shared(spec, accepted_at, key=key, owners=[(asked, place)])
+            asked.items[place] = item
+            self._item_bytes += spec.bytes
+            if key is not None:
+                self._shared[key] = item
+            self._line.add(item)
+        if not asked.missing:
+            step = Step(outputs=self._unborn)
+            self._answer(asked, step)
+
+    def _expire(self, now: float, step: Step) -> None:
+        late = [asked for asked in self._asked.values() if now >= asked.arrival.deadline_at]
+        for asked in late:
+            error = DeadlineExceeded("the deadline passed before the answer was complete")
+            self._end(asked, asked.failed("expired", now, error), step)
+
+    # --- batches ----------------------------------------------------------------------------
+
+    def _launch(self, now: float, step: Step) -> bool:
+        """Begin a batch; whether there was one to begin."""
+        trial: _Trial | None = None
+        if self._halves:
+            items, trial = self._halves.popleft()
+            wanted = [item for item in items if item.owners]
+            trial.left -= len(items) - len(wanted)
+            items = wanted
+        else:
+            items = [item for item in self._line.take(now) if isinstance(item, Shared)]
+            if not items:
+                return False
+        if not items:
+            return True
+        length = max(item.bucket for item in items)
+        lengths = tuple(item.spec.length for item in items)
+        values = ItemBatch([item.spec.value for item in items], items[0].spec.group, length, lengths)
+        askers = list({id(asked): asked for item in items for asked, _ in item.owners}.values())
+        for asked in askers:
+            asked.start(now)
+        step.rows += len(items)
+        step.prompt_tokens += sum(lengths)
+        step.padded_tokens += length * len(items)
+        try:
+            running = self._runner.launch(values)
+        except Exception as error:  # noqa: BLE001  whatever a model or a handler raises is its items' fault
+            self._split(items, error, trial, step)
+            return True
+        self._running.append(_Batch(items, running, trial, askers=askers))
+        return True
+
+    def _advance(self, batch: _Batch, step: Step) -> None:
+        began = time.perf_counter()
+        try:
+            progress = batch.running.advance()
+        except Exception as error:  # noqa: BLE001
+            self._running.remove(batch)
+            self._charge(batch, time.perf_counter() - began, step)
+            if any(item.parts for item in batch.items):
+                # What was given cannot be taken back by running them again.
+                for item in batch.items:
+                    self._fail(item, error, step)
+            else:
+                self._split(batch.items, error, batch.trial, step)
+            return
+        batch.device_s += progress.device_s
+        ended = progress.ended
+        if len(progress.outcomes) != len(batch.items):
+            ended = True
+            fault = f"{len(batch.items)} outcomes are wanted of the runner, and {len(progress.outcomes)} came"
+            progress.outcomes = [GenerationFailed(fault)] * len(batch.items)
+        if ended:
+            self._running.remove(batch)
+            self._charge(batch, batch.device_s, step)
+            self._line.fared_well()
+        self._take(batch, progress.outcomes, ended=ended, step=step)
+        if not ended and not any(item.owners for item in batch.items):
+            self._running.remove(batch)
+            batch.running.close()
+
+    def _charge(self, batch: _Batch, seconds: float, step: Step) -> None:
+        step.device_s += seconds
+        for asked in batch.askers:
+            asked.device_s += seconds
+            asked.batches += 1
+
+    def _take(self, batch: _Batch, outcomes: Sequence[Outcome], *, ended: bool, step: Step) -> None:
+        failed = 0
+        for item, outcome in zip(batch.items, outcomes, strict=True):
+            if item.ended:
+                continue
+            if isinstance(outcome, Part):
+                self._give_part(item, outcome.value, step)
+            elif isinstance(outcome, Done):
+                self._done(item, outcome.value, step)
+            elif isinstance(outcome, Exception):
+                self._fail(item, outcome, step)
+                failed += 1
+            if ended and not item.ended:
+                self._fail(item, GenerationFailed("it ended without an answer to this item"), step)
+        if ended and batch.trial is not None:
+            self._tried(batch.trial, len(batch.items), failed)
+        elif ended and failed == len(batch.items):
+            self._tried(_Trial(failed), failed, failed)
+
+    def _split(self, items: list[Shared], error: Exception, trial: _Trial | None, step: Step) -> None:
+        """Find out which items make a batch fail: each half is tried by itself."""
+        if is_out_of_memory(error):
+            self._line.lower_budget(max(item.bucket for item in items) * len(items))
+        if trial is None:
+            trial = _Trial(len(items))
+        if isinstance(error, RetryLater) or not self._bisect or len(items) == 1:
+            for item in items:
+                self._fail(item, error, step)
+            # To be asked to come again is no sign of ruin.
+            self._tried(trial, len(items), 0 if isinstance(error, RetryLater) else len(items))
+            return
+        log.warning("a batch of %d failed, and is tried in halves: %s", len(items), _words(error))
+        middle = len(items) // 2
+        self._halves.extendleft([(items[middle:], trial), (items[:middle], trial)])
+
+    def _tried(self, trial: _Trial, tried: int, failed: int) -> None:
+        trial.left -= tried
+        trial.survivors += tried - failed
+        if not trial.left and not trial.survivors and self._runner.is_broken():
+            raise GenerationFailed("nothing can be run any more: every item failed, and so does a trial")
+
+    # --- outcomes ---------------------------------------------------------------------------
+
+    def _give_part(self, item: Shared, value: object, step: Step) -> None:
+        item.parts.append(value)
+        if item.key is not None and self._shared.get(item.key) is item:
+            del self._shared[item.key]
+        for asked, _ in item.owners:
+            step.outputs.append(Output(asked.key, Parts([value])))
+
+    def _done(self, item: Shared, value: object, step: Step) -> None:
+        owners = self._close(item)
+        result = item.parts or value
+        if item.key is not None and result is not None:
+            self._answers.put(item.key, result, self._clock())
+        for asked, place in owners:
+            if asked.give(place, result):
+                self._answer(asked, step)
+
+    def _answer(self, asked: Asked, step: Step) -> None:
+        now = self._clock()
+        try:
+            finished = asked.answer(now)
+        except Exception as error:  # noqa: BLE001  results that make no answer fail their request alone
+            finished = asked.failed("failed", now, _failure(error))
+        self._end(asked, finished, step)
+
+    def _fail(self, item: Shared, error: Exception, step: Step) -> None:
+        for asked, place in self._close(item):
+            asked.items.pop(place, None)
+            if asked.key not in self._asked:
+                continue  # another of its items has failed in this very batch
+            cause = _failure(error)
+            if asked.job.n > 1:
+                cause = _named(cause, place)
+            log.warning("request %s epoch %d failed: %s", *asked.key, _words(cause))
+            after_s = error.after_s if isinstance(error, RetryLater) else None
+            self._end(asked, asked.failed("failed", self._clock(), cause, after_s), step)
+
+    def _close(self, item: Shared) -> list[tuple[Asked, int]]:
+        """End an item; gives who waited for it."""
+        owners, item.owners, item.ended = item.owners, [], True
+        self._item_bytes -= item.spec.bytes
+        if item.key is not None and self._shared.get(item.key) is item:
+            del self._shared[item.key]
+        return owners
+
+    def _end(self, asked: Asked, finished: Finished, step: Step) -> None:
+        step.outputs.append(Output(asked.key, finished))
+        self._leave(asked)
+
+    def _leave(self, asked: Asked) -> None:
+        """A request goes; what only it wanted goes with it, but for what runs."""
+        del self._asked[asked.key]
+        for item in asked.items.values():
+            item.owners = [owner for owner in item.owners if owner[0] is not asked]
+            if not item.owners and not item.ended:
+                if item.waits:
+                    self._line.remove(item)
+                self._close(item)
+        asked.items.clear()
+        for batch in [batch for batch in self._running if not any(item.owners for item in batch.items)]:
+            self._running.remove(batch)
+            batch.running.close()
+
+
+def _failure(error: Exception) -> StreamfleetError:
+    if isinstance(error, StreamfleetError):
+        return error
+    if isinstance(error, RetryLater):
+        return GenerationFailed(str(error), retryable=True)
+    return GenerationFailed(f"it failed on this request: {_words(error)}", retryable=is_out_of_memory(error))
+
+
+def _named(error: StreamfleetError, place: int) -> StreamfleetError:
+    """The same error, saying which of a request's items it is about."""
+    message = f"item {place}: {error.message}"
+    named = error.__class__.__new__(error.__class__)
+    Exception.__init__(named, message)
+    named.message = message
+    named.details = {**error.details, "item": place}
+    named.retryable = error.retryable
+    return named
+
+
+def _words(error: Exception) -> str:
+    if isinstance(error, StreamfleetError):
+        return error.message[:PROBLEM_CHARS]
+    return f"{type(error).__name__}: {error}"[:PROBLEM_CHARS]

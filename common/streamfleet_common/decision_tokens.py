@@ -78,23 +78,24 @@ class DecisionTokens:
         for place, length in enumerate(longest):
             if needed + length > max_seq_len:
                 room = max_seq_len - needed - heads[place]
-                question, options = request.questions[place], questions[place].options
+                options = questions[place].options
                 raise TooLong(
                     f"questions.{place} and its longest option have {length} tokens, the state {needed}: "
                     f"over the limit of {max_seq_len}. Shorten either, or have the state cut (truncate)",
                     prompt_tokens=needed + length,
                     max_tokens=0,
                     limit=max_seq_len,
-                    question=question.id,
+                    question=request.questions[place].id,
                     options=len(options),
                     fit=sum(len(option) <= room for option in options),
                 )
         # The same for all questions, so that what is computed of it serves them all.
         cut = max(0, layout.state + len(state) + max(longest) - max_seq_len)
         kept = state[cut:] if request.messages is not None else state[: len(state) - cut]
-        options = [option for tokens in questions for option in tokens.options]
-        count = layout.state + len(kept) + layout.question * len(questions) + layout.option * len(options)
-        count += sum(len(tokens.criteria) for tokens in questions) + sum(map(len, options))
+        count = layout.state + len(kept)
+        for tokens in questions:
+            count += len(tokens.criteria) + layout.question
+            count += sum(len(option) + layout.option for option in tokens.options)
         return cls(kept, questions, cut, count)
 
 

@@ -1,0 +1,70 @@
+"""Decide requests in a classifier's tokens: checked against a tokenizer and a length, without the model."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+from streamfleet_common.decision_tokens import DecisionTokens
+from streamfleet_common.errors import ModelNotFound, Unsupported
+from streamfleet_common.token_layout import TokenLayout
+
+if TYPE_CHECKING:
+    from streamfleet_common.decisions import DecideRequest
+    from streamfleet_worker.engine.pair_frame import PairFrame
+    from streamfleet_worker.engine.tokenizer import Tokenizer
+
+
+class PairDecisionPreparer:
+    """The door for questions to a model that reads pairs of texts; safe to use from several threads.
+
+    The first text of a pair is the state, a blank line and the question's `criteria`; the second is an
+    option. Nothing is added in words; control tokens stand as the model's tokenizer has them around pairs.
+
+    Args:
+        tokenizer: the model's.
+        model: its name.
+        max_seq_len: tokens of state, question and option together.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, model: str, max_seq_len: int) -> None:
+        self._tokenizer = tokenizer
+        self._model = model
+        self._limit = max_seq_len
+        self.frame: PairFrame | None = None
+        """None if the tokenizer does not take pairs."""
+        with contextlib.suppress(Unsupported):
+            self.frame = tokenizer.pair_frame()
+        self.layout = TokenLayout(
+            text=tokenizer.around(),
+            pair=tokenizer.around(pair=True),
+            state=len(self.frame.before) if self.frame else 0,
+            question=len(self.frame.between) if self.frame else 0,
+            option=len(self.frame.behind) if self.frame else 0,
+        )
+        """What stands around the texts of a request."""
+
+    def prepare(self, request: DecideRequest) -> DecisionTokens:
+        """Check a request and turn it into tokens. Without questions nothing is looked at but the model.
+
+        Raises:
+            ModelNotFound: it names another model.
+            TooLong: a question does not fit beside the state; see `DecisionTokens.of`.
+            InvalidRequest: the state or an option has no tokens.
+            Unsupported: the tokenizer does not take pairs.
+        """
+        if request.model is not None and request.model != self._model:
+            raise ModelNotFound(
+                f"this worker serves {self._model!r}, not {request.model!r}", known=[self._model]
+            )
+        if request.questions and self.frame is None:
+            self._tokenizer.pair_frame()  # which says why
+        return DecisionTokens.of(request, self.layout, self._limit, self._tokenizer.encode_piece)
+
+    def count_tokens(self, request: DecideRequest) -> int:
+        """Tokens that a request takes: its state once, each question, each option.
+
+        Raises:
+            TooLong, ModelNotFound, InvalidRequest, Unsupported: as `prepare` does.
+        """
+        return self.prepare(request).count

@@ -8,6 +8,7 @@ from typing import Literal
 from streamfleet_common import codec
 from streamfleet_common.decisions import DecideRequest
 from streamfleet_common.errors import Undecodable
+from streamfleet_common.one_shot import CallRequest, ClassifyRequest, EmbedRequest, RerankRequest
 from streamfleet_common.schemas import Envelope, Request, State
 
 CHARACTERS_PER_TOKEN = 4
@@ -45,7 +46,7 @@ class Submission:
                 bytes=len(payload),
                 limit=limit,
             )
-        return cls(envelope, payload, digest, _tokens(envelope.request))
+        return cls(envelope, payload, digest, _tokens(envelope.request, len(payload)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +64,20 @@ class Submitted:
     retry_after_s: float = 0.0
 
 
-def _tokens(request: Request) -> int:
-    if isinstance(request, DecideRequest):
-        texts = [text for question in request.questions for text in (question.criteria, *question.choices)]
-        return _estimated(request.text, *texts)
+def _tokens(request: Request, payload_bytes: int) -> int:
+    match request:
+        case DecideRequest():
+            texts = (text for asked in request.questions for text in (asked.criteria, *asked.choices))
+            return _estimated(request.text, *texts)
+        case EmbedRequest():
+            return _estimated(*request.texts)
+        case ClassifyRequest():
+            return _estimated(*request.texts, *request.pairs)
+        case RerankRequest():
+            # The query is read again beside each document.
+            return _estimated(*request.documents, *[request.query] * request.n)
+        case CallRequest():
+            return -(-payload_bytes // CHARACTERS_PER_TOKEN)  # nobody here knows what of it is text
     if request.prompt_token_ids is not None:
         prompt = len(request.prompt_token_ids)
     else:

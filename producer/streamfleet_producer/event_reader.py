@@ -217,7 +217,7 @@ class EventReader:
         if failure is None:
             try:
                 if self._transcript.proves(end):
-                    self._show(self._transcript.close())
+                    self._show(self._transcript.close(end))
                 elif last_word:
                     self._show(self._transcript.complete(end))
                 else:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from streamfleet_common.schemas import Delta
+from streamfleet_common.schemas import Delta, Parts
 from streamfleet_producer.shown import Line, Shown
 
 
 class Replay:
-    """A new attempt, checked token by token against what was shown.
+    """A new attempt, checked token by token, and part by part, against what was shown.
 
     While both agree nothing is shown twice; beyond that the text goes on. So a reader sees one text, which is
     that of the final attempt. `to_the_bit` compares the log-probabilities that come again, too.
@@ -20,19 +20,25 @@ class Replay:
         self._at: dict[int, int] = {}
         self._unsaid = {index: "".join(line.texts) for index, line in shown.lines.items()}
         """What of the text shown before has not come again."""
+        self._parts_at = 0
 
     def caught_up(self) -> bool:
         """Whether everything shown before has come again."""
-        return not any(self._unsaid.values()) and all(
-            self._at.get(index, 0) == len(line.ids) for index, line in self.shown.lines.items()
+        return (
+            not any(self._unsaid.values())
+            and self._parts_at == len(self.shown.parts)
+            and all(self._at.get(index, 0) == len(line.ids) for index, line in self.shown.lines.items())
         )
 
-    def take(self, delta: Delta) -> Delta | None:
-        """What is new in a delta; None if it was all shown.
+    def take(self, event: Delta | Parts) -> Delta | Parts | None:
+        """What is new in an event; None if it was all shown.
 
         Raises:
             ValueError: the attempts differ.
         """
+        return self._take_parts(event) if isinstance(event, Parts) else self._take_delta(event)
+
+    def _take_delta(self, delta: Delta) -> Delta | None:
         line = self.shown.lines.setdefault(delta.index, Line())
         at = self._at.get(delta.index, 0)
         known = min(len(line.ids) - at, len(delta.token_ids))
@@ -50,6 +56,17 @@ class Replay:
             logprobs=delta.logprobs[known:],
             top_logprobs=delta.top_logprobs[known:],
         )
+        self.shown.add(new)
+        return new
+
+    def _take_parts(self, parts: Parts) -> Parts | None:
+        known = self.shown.parts[self._parts_at :][: len(parts.values)]
+        if list(parts.values[: len(known)]) != known:
+            raise ValueError("the attempts differ")
+        self._parts_at += len(parts.values)
+        if len(known) == len(parts.values):
+            return None
+        new = Parts(values=parts.values[len(known) :])
         self.shown.add(new)
         return new
 

@@ -1,10 +1,12 @@
-"""The tokens of a request as they were shown, choice by choice."""
+"""The tokens of a request as they were shown, choice by choice, or the parts of its output."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from streamfleet_common.schemas import Choice, Delta
+from streamfleet_common.schemas import Choice, Delta, Parts
 
 Likeliest = tuple[tuple[int, float], ...]
 
@@ -20,23 +22,28 @@ class Line:
 
 
 class Shown:
-    """What was shown of each choice."""
+    """What was shown of each choice; of a handler's output each part."""
 
     def __init__(self) -> None:
         self.lines: dict[int, Line] = {}
+        self.parts: list[Any] = []
 
-    def add(self, delta: Delta) -> None:
-        line = self.lines.get(delta.index)
+    def add(self, event: Delta | Parts) -> None:
+        if isinstance(event, Parts):
+            self.parts.extend(event.values)
+            return
+        line = self.lines.get(event.index)
         if line is None:
-            line = self.lines[delta.index] = Line()
-        line.ids.extend(delta.token_ids)
-        line.texts.extend(delta.texts)
-        line.logprobs.extend(delta.logprobs)
-        line.top_logprobs.extend(delta.top_logprobs)
+            line = self.lines[event.index] = Line()
+        line.ids.extend(event.token_ids)
+        line.texts.extend(event.texts)
+        line.logprobs.extend(event.logprobs)
+        line.top_logprobs.extend(event.top_logprobs)
 
-    def deltas(self) -> list[Delta]:
-        """All of it again, a delta a choice."""
-        return [
+    def events(self) -> list[Delta | Parts]:
+        """All of it again, an event a choice, and one for all parts."""
+        parts = [Parts(values=tuple(self.parts))] if self.parts else []
+        return parts + [
             Delta(
                 index=index,
                 token_ids=tuple(line.ids),
@@ -70,10 +77,25 @@ class Shown:
             top_logprobs=choice.top_logprobs[known:],
         )
 
+    def parts_missing_of(self, outputs: Sequence[Any]) -> Parts | None:
+        """What `outputs` has beyond these parts, if anything.
+
+        Raises:
+            ValueError: the outputs do not begin with these parts.
+        """
+        if not self.begin(outputs):
+            raise ValueError("what was shown is not how the output begins")
+        missing = tuple(outputs[len(self.parts) :])
+        return Parts(values=missing) if missing else None
+
     def agree_with(self, choice: Choice) -> bool:
         """Whether these tokens and the choice's are the same, as far as both go."""
         ids = self.lines.get(choice.index, _NOTHING).ids
         return all(ours == theirs for ours, theirs in zip(ids, choice.token_ids, strict=False))
+
+    def begin(self, outputs: Sequence[Any]) -> bool:
+        """Whether these parts are how the outputs begin."""
+        return list(outputs[: len(self.parts)]) == self.parts
 
 
 _COMPLETE = ("eos", "stop", "length")

@@ -2,19 +2,107 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from types import TracebackType
-from typing import Self
+from typing import Any, Self, TypeVar
 
 from streamfleet_common.errors import GenerationFailed, StreamfleetError
-from streamfleet_common.schemas import Delta, End, Restart
+from streamfleet_common.schemas import Delta, End, Parts, Restart
 from streamfleet_producer.event_reader import EventReader
 from streamfleet_producer.replay import Replay
 from streamfleet_producer.ticket import Ticket
 from streamfleet_producer.transcript import StreamEvent
 
+_Said = TypeVar("_Said", bound=Delta | Parts)
 
-class TokenStream:
+
+class EventStream:
+    """The events of one request: what `TokenStream`, which says how it is read, and `PartStream` share."""
+
+    def __init__(self, reader: EventReader, opening: Callable[[], Awaitable[Ticket]]) -> None:
+        self._reader = reader
+        self._opening = opening
+        self._ticket: Ticket | None = None
+        self._replay: Replay | None = None
+
+    @property
+    def id(self) -> str:
+        """The request's id, once entered."""
+        return self.ticket.id
+
+    @property
+    def ticket(self) -> Ticket:
+        """The receipt of the submission."""
+        if self._ticket is None:
+            raise RuntimeError("not submitted yet: enter the stream with `async with`")
+        return self._ticket
+
+    @property
+    def result(self) -> End:
+        """The final event, once the iteration is over; also of a request that failed."""
+        if self._reader.end is None:
+            raise RuntimeError("not ended yet: iterate the stream to its end, or `await` its `wait()`")
+        return self._reader.end
+
+    async def wait(self) -> End:
+        """Skip to the end. Raises as the iteration does."""
+        while await self.next_event() is not None:
+            pass
+        return self.result
+
+    async def events(self) -> AsyncIterator[StreamEvent]:
+        """All events, restarts included; see the class."""
+        while (event := await self.next_event()) is not None:
+            yield event
+
+    async def next_event(self) -> StreamEvent | None:
+        """The next of all events; None when there are no more."""
+        event = await self._reader.next()
+        if isinstance(event, Restart):
+            self._reader.voids.popleft()
+        return event
+
+    async def __aenter__(self) -> Self:
+        self._ticket = await self._opening()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._reader.leave()
+
+    async def _next_new(self, kind: type[_Said]) -> _Said | None:
+        """The next event of this kind beyond what was shown before a restart; None when there are no more."""
+        while (event := await self._reader.next()) is not None:
+            if isinstance(event, kind):
+                new = event if self._replay is None else self._again(event, self._replay)
+                if isinstance(new, kind):
+                    return new
+            elif isinstance(event, Restart):
+                void = self._reader.voids.popleft()
+                self._replay = Replay(void if self._replay is None else self._replay.shown)
+        if self._replay is not None and not self._replay.caught_up():
+            raise self._differs()
+        return None
+
+    def _again(self, event: Delta | Parts, replay: Replay) -> Delta | Parts | None:
+        try:
+            return replay.take(event)
+        except ValueError:
+            raise self._differs() from None
+
+    def _differs(self) -> StreamfleetError:
+        return self._reader.fail(
+            GenerationFailed(
+                "the worker was lost, and the next attempt differs from what was shown: send the request "
+                "again, or read `events()` of the stream and begin anew at each Restart",
+                retryable=True,
+            )
+        )
+
+
+class TokenStream(EventStream):
     """The events of one request: `async with` it, then iterate.
 
     When a worker is lost the request runs again from its first token. Where both workers promise each other's
@@ -43,87 +131,36 @@ class TokenStream:
         BrokerUnavailable: Redis was away for longer than `outage_s`.
     """
 
-    def __init__(self, reader: EventReader, opening: Callable[[], Awaitable[Ticket]]) -> None:
-        self._reader = reader
-        self._opening = opening
-        self._ticket: Ticket | None = None
-        self._replay: Replay | None = None
-
-    @property
-    def id(self) -> str:
-        """The request's id, once entered."""
-        return self.ticket.id
-
-    @property
-    def ticket(self) -> Ticket:
-        """The receipt of the submission."""
-        if self._ticket is None:
-            raise RuntimeError("not submitted yet: enter the stream with `async with`")
-        return self._ticket
-
-    @property
-    def result(self) -> End:
-        """The final event, once the iteration is over; also of a request that failed."""
-        if self._reader.end is None:
-            raise RuntimeError("not ended yet: iterate the stream to its end, or `await tokens.wait()`")
-        return self._reader.end
-
-    async def wait(self) -> End:
-        """Skip to the end. Raises as the iteration does."""
-        while await self.next_event() is not None:
-            pass
-        return self.result
-
-    async def events(self) -> AsyncIterator[StreamEvent]:
-        """All events, restarts included; see the class."""
-        while (event := await self.next_event()) is not None:
-            yield event
-
-    async def next_event(self) -> StreamEvent | None:
-        """The next of all events; None when there are no more."""
-        event = await self._reader.next()
-        if isinstance(event, Restart):
-            self._reader.voids.popleft()
-        return event
-
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> Delta:
-        while (event := await self._reader.next()) is not None:
-            if isinstance(event, Delta):
-                if self._replay is None:
-                    return event
-                new = self._again(event, self._replay)
-                if new is not None:
-                    return new
-            elif isinstance(event, Restart):
-                void = self._reader.voids.popleft()
-                self._replay = Replay(void if self._replay is None else self._replay.shown)
-        if self._replay is not None and not self._replay.caught_up():
-            raise self._differs()
-        raise StopAsyncIteration
+        delta = await self._next_new(Delta)
+        if delta is None:
+            raise StopAsyncIteration
+        return delta
 
-    async def __aenter__(self) -> Self:
-        self._ticket = await self._opening()
+
+class PartStream(EventStream):
+    """What a handler gives, part by part: `async with` it, then iterate over the parts.
+
+    A handler whose output does not come in parts gives one. When a worker is lost the handler runs again from
+    the start; its parts are compared with those shown, and the iteration goes on where they ended. If they
+    differ it raises GenerationFailed with `retryable` set, since what was shown is void. All else is as said
+    at `TokenStream`, with `Parts` for its events.
+    """
+
+    def __init__(self, reader: EventReader, opening: Callable[[], Awaitable[Ticket]]) -> None:
+        super().__init__(reader, opening)
+        self._unread: deque[Any] = deque()
+
+    def __aiter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._reader.leave()
-
-    def _again(self, delta: Delta, replay: Replay) -> Delta | None:
-        try:
-            return replay.take(delta)
-        except ValueError:
-            raise self._differs() from None
-
-    def _differs(self) -> StreamfleetError:
-        return self._reader.fail(
-            GenerationFailed(
-                "the worker was lost, and the text of the next attempt differs from what was shown: send the "
-                "request again, or read `tokens.events()` and begin the text anew at each Restart",
-                retryable=True,
-            )
-        )
+    async def __anext__(self) -> Any:
+        while not self._unread:
+            parts = await self._next_new(Parts)
+            if parts is None:
+                raise StopAsyncIteration
+            self._unread.extend(parts.values)
+        return self._unread.popleft()

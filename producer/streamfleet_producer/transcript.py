@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Literal
 
 from streamfleet_common.frames import Frame
-from streamfleet_common.schemas import Delta, End, Event, Prefill, Restart, Start
+from streamfleet_common.schemas import Delta, End, Event, Parts, Prefill, Restart, Start
 from streamfleet_producer.replay import Replay
 from streamfleet_producer.shown import Shown
 
 Verdict = Literal["next", "old", "gap"]
-StreamEvent = Start | Prefill | Delta | Restart
+StreamEvent = Start | Prefill | Delta | Parts | Restart
 LOST = "the worker was lost, or failed and the request is tried again"
 """Why a text begins anew, where nobody says so: a reader sees the new attempt alone."""
 DIFFERS = f"{LOST}; this attempt was to be like the last one to the bit, and is not"
@@ -71,10 +71,10 @@ class Transcript:
         A server that lost data counts epochs anew, so that two attempts may bear the same number.
         """
         counted = end.of == self.epoch > 0 and self.seq == end.last_seq
-        return counted and all(map(self.said.agree_with, end.choices))
+        return counted and all(map(self.said.agree_with, end.choices)) and self.said.begin(end.outputs)
 
     def complete(self, end: End) -> list[StreamEvent]:
-        """The events that are missing before an end, made of the whole text that it carries.
+        """The events that are missing before an end, made of the whole text, or output, that it carries.
 
         Raises:
             ValueError: what was said is not how the answer begins, so nothing can make it whole.
@@ -89,11 +89,19 @@ class Transcript:
             rest = self.said.rest_of(choice)
             if rest is not None:
                 made += self._take(rest)
-        return made + self.close()
+        return made + self.close(end)
 
-    def close(self) -> list[StreamEvent]:
-        """What is to be shown when the attempt of this epoch has nothing more to say."""
-        return [] if self._replay is None or self._replay.caught_up() else self._differ()
+    def close(self, end: End) -> list[StreamEvent]:
+        """What is to be shown before the end of the attempt of this epoch, whose events have all come.
+
+        That is a handler's output, if it did not come in parts.
+
+        Raises:
+            ValueError: what was said is not how the output begins.
+        """
+        missing = self.said.parts_missing_of(end.outputs)
+        made = [] if missing is None else self._take(missing)
+        return made if self._replay is None or self._replay.caught_up() else made + self._differ()
 
     def _open(self, epoch: int, exact: str, reason: str) -> list[StreamEvent]:
         shown, prefill = self._shown(), (self._replay and self._shown_prefill) or self._prefill
@@ -116,7 +124,7 @@ class Transcript:
 
     def _take(self, event: Event) -> list[StreamEvent]:
         match event:
-            case Delta():
+            case Delta() | Parts():
                 return self._compare(event, self._replay)
             case Start():
                 self._start = event
@@ -129,22 +137,20 @@ class Transcript:
             case _:
                 return []
 
-    def _compare(self, delta: Delta, replay: Replay | None) -> list[StreamEvent]:
-        new: Delta | None = delta
+    def _compare(self, event: Delta | Parts, replay: Replay | None) -> list[StreamEvent]:
         try:
-            if replay is not None:
-                new = replay.take(delta)
+            new = event if replay is None else replay.take(event)
         except ValueError:
-            return self._differ(delta)
-        self.said.add(delta)
+            return self._differ(event)
+        self.said.add(event)
         if replay is not None and replay.caught_up():
             self._replay = None
         return [] if new is None else [new]
 
-    def _differ(self, delta: Delta | None = None) -> list[StreamEvent]:
-        """Take back what was shown, and show what this attempt has said, the last delta included."""
+    def _differ(self, last: Delta | Parts | None = None) -> list[StreamEvent]:
+        """Take back what was shown, and show what this attempt has said, the last event included."""
         self.void, self._replay = self._shown(), None
-        if delta is not None:
-            self.said.add(delta)
+        if last is not None:
+            self.said.add(last)
         openings = [event for event in (self._start, self._prefill) if event is not None]
-        return [Restart(reason=DIFFERS), *openings, *self.said.deltas()]
+        return [Restart(reason=DIFFERS), *openings, *self.said.events()]

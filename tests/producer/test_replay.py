@@ -90,10 +90,10 @@ def test_log_probabilities_count_where_every_bit_does(again: dict[str, tuple[obj
 def test_what_it_has_added_was_shown_too() -> None:
     replay = Replay(shown_of(delta("ab")))
     replay.take(delta("a"))
-    assert replay.shown.deltas() == [delta("ab")]
+    assert replay.shown.events() == [delta("ab")]
     replay.take(delta("bc", 1))
     replay.take(Delta(index=1, token_ids=(9,), texts=("z",)))
-    assert replay.shown.deltas() == [delta("abc"), Delta(index=1, token_ids=(9,), texts=("z",))]
+    assert replay.shown.events() == [delta("abc"), Delta(index=1, token_ids=(9,), texts=("z",))]
     assert replay.caught_up()
 
 
@@ -102,7 +102,7 @@ def test_text_that_came_sooner_than_now_is_not_forgotten() -> None:
     # What the next attempt has held back so far was shown all the same.
     assert replay.take(Delta(token_ids=(0, 1), texts=("", ""))) is None
     assert not replay.caught_up()
-    assert replay.shown.deltas() == [Delta(token_ids=(0, 1), texts=("", "ab"))]
+    assert replay.shown.events() == [Delta(token_ids=(0, 1), texts=("", "ab"))]
     assert replay.take(Delta(token_ids=(2,), texts=("abc",))) == Delta(token_ids=(2,), texts=("c",))
     assert replay.caught_up()
 

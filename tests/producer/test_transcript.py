@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
 from hand_worker import delta, done
 from streamfleet_common.frames import Frame
-from streamfleet_common.schemas import Choice, Delta, End, Event, Prefill, Restart, Start
+from streamfleet_common.schemas import Choice, Delta, End, Event, Parts, Prefill, Restart, Start
 from streamfleet_producer.transcript import DIFFERS, LOST, Transcript
 
 START = Start(worker="w", model="m")
@@ -59,8 +60,8 @@ def test_the_log_may_open_an_epoch_without_its_start() -> None:
 def test_a_new_epoch_takes_back_what_was_shown() -> None:
     transcript = at((1, 0), (1, 1))
     assert transcript.apply(frame(2, 0), START) == [Restart(reason=LOST), START]
-    assert transcript.void.deltas() == [delta("a")]
-    assert transcript.said.deltas() == []
+    assert transcript.void.events() == [delta("a")]
+    assert transcript.said.events() == []
     assert at((1, 0)).apply(frame(2, 0), START) == [START]
 
 
@@ -143,9 +144,9 @@ def test_the_same_again_is_not_shown_again() -> None:
         delta("d", 3),
         delta("e", 4),
     ]
-    assert transcript.said.deltas() == [delta("abcde")]
+    assert transcript.said.events() == [delta("abcde")]
     assert transcript.proves(done("abcde", of=2, last_seq=4))
-    assert transcript.close() == []
+    assert transcript.close(done("abcde", of=2, last_seq=4)) == []
 
 
 @pytest.mark.parametrize(
@@ -177,9 +178,9 @@ def test_where_the_promise_is_broken_all_that_was_said_comes_after_a_restart() -
         PREFILL,
         delta("abxy"),
     ]
-    assert transcript.void.deltas() == [delta("abcd")]
+    assert transcript.void.events() == [delta("abcd")]
     assert transcript.apply(frame(3, 4), delta("z", 4)) == [delta("z", 4)]
-    assert transcript.void.deltas() == [delta("abcd")]
+    assert transcript.void.events() == [delta("abcd")]
 
 
 ONE = delta("ab").model_copy(update={"logprobs": (-1.0, -2.0), "top_logprobs": (((0, -1.0),), ((1, -2.0),))})
@@ -226,7 +227,7 @@ def test_several_attempts_are_all_compared_with_what_was_shown() -> None:
     assert attempt(transcript, 5, SAME, PREFILL, delta("abcdefgh")) == [delta("h", 7)]
     other = SAME.model_copy(update={"exact": ""})
     assert attempt(transcript, 6, other) == [Restart(reason=LOST), other]
-    assert transcript.void.deltas() == [delta("abcdefgh")]
+    assert transcript.void.events() == [delta("abcdefgh")]
 
 
 def test_an_attempt_that_has_said_little_takes_back_all_that_was_shown_before_it() -> None:
@@ -235,7 +236,7 @@ def test_an_attempt_that_has_said_little_takes_back_all_that_was_shown_before_it
     assert attempt(transcript, 2, SAME) == []
     other = SAME.model_copy(update={"exact": "another"})
     assert attempt(transcript, 3, other) == [Restart(reason=LOST), other]
-    assert transcript.void.deltas() == [delta("abc")]
+    assert transcript.void.events() == [delta("abc")]
 
 
 def choice_of(index: int, text: str, first_id: int = 0) -> Delta:
@@ -257,7 +258,7 @@ def test_one_choice_may_be_further_than_another() -> None:
         choice_of(2, "k"),
         choice_of(1, "vX"),
     ]
-    voided = {line.index: line.text for line in transcript.void.deltas()}
+    voided = {line.index: line.text for line in transcript.void.events() if isinstance(line, Delta)}
     assert voided == {0: "abc", 1: "vwx", 2: "k"}
 
 
@@ -265,8 +266,9 @@ def test_an_attempt_that_ends_before_what_was_shown_differs() -> None:
     transcript = Transcript()
     attempt(transcript, 1, SAME, delta("abc"))
     attempt(transcript, 2, SAME, delta("ab"))
-    assert transcript.proves(done("ab", of=2, last_seq=1))
-    assert transcript.close() == [Restart(reason=DIFFERS), SAME, delta("ab")]
+    end = done("ab", of=2, last_seq=1)
+    assert transcript.proves(end)
+    assert transcript.close(end) == [Restart(reason=DIFFERS), SAME, delta("ab")]
 
 
 def test_a_missing_rest_is_compared_before_it_is_shown() -> None:
@@ -332,3 +334,63 @@ def test_any_order_of_arrival_with_the_log_gives_the_last_attempt(seed: int) -> 
     for known in log:
         take(*known, logged=True)
     assert [event for event in shown if isinstance(event, Delta)] == last
+
+
+# --- parts
+
+
+def parts(*values: Any) -> Parts:
+    return Parts(values=values)
+
+
+def output(*values: Any, of: int, last_seq: int) -> End:
+    return End(state="done", outputs=values, of=of, last_seq=last_seq)
+
+
+def test_parts_are_shown_as_they_come() -> None:
+    transcript = Transcript()
+    events: list[Event] = [START, parts("a", {"b": [1, None]}), parts("c")]
+    assert attempt(transcript, 1, *events) == events
+    end = output("a", {"b": [1, None]}, "c", of=1, last_seq=2)
+    assert transcript.proves(end)
+    assert transcript.close(end) == []
+    assert not transcript.proves(output("a", "x", "c", of=1, last_seq=2))
+    assert not transcript.proves(output("a", of=1, last_seq=2))
+
+
+def test_an_output_that_did_not_come_in_parts_is_one() -> None:
+    transcript = at((1, 0))
+    end = output({"label": "x"}, of=1, last_seq=0)
+    assert transcript.proves(end)
+    assert transcript.close(end) == [parts({"label": "x"})]
+
+
+def test_missing_parts_are_made_of_the_outputs() -> None:
+    transcript = Transcript()
+    attempt(transcript, 1, START, parts(1, 2))
+    end = output(1, 2, 3, None, of=1, last_seq=9)
+    assert not transcript.proves(end)
+    assert transcript.complete(end) == [parts(3, None)]
+    other = Transcript()
+    attempt(other, 1, START, parts(1, 5))
+    with pytest.raises(ValueError, match="not how the output begins"):
+        other.complete(end)
+
+
+def test_a_new_attempt_takes_parts_back() -> None:
+    transcript = Transcript()
+    attempt(transcript, 1, START, parts(1, 2))
+    assert attempt(transcript, 2, START, parts(1)) == [Restart(reason=LOST), START, parts(1)]
+    assert transcript.void.events() == [parts(1, 2)]
+    assert transcript.complete(output(1, 7, of=3, last_seq=1)) == [Restart(reason=LOST), parts(1, 7)]
+
+
+def test_parts_that_are_promised_to_be_the_same_are_shown_once() -> None:
+    transcript = Transcript()
+    attempt(transcript, 1, SAME, parts(1, 2))
+    assert attempt(transcript, 2, SAME, parts(1), parts(2, 3)) == [parts(3)]
+    assert attempt(transcript, 3, SAME, parts(1, 2), parts(4)) == [
+        Restart(reason=DIFFERS),
+        SAME,
+        parts(1, 2, 4),
+    ]

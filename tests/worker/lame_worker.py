@@ -48,7 +48,7 @@ def stuck(_: WorkerSettings) -> Callable[[], Engine]:
 
 
 def slow(settings: WorkerSettings) -> Callable[[], Engine]:
-    return lambda: SlowEngine(max_batch_size=settings.max_batch_size)
+    return lambda: SlowEngine(max_batch_size=settings.max_batch_size or SEQUENCES)
 
 
 def loading(_: WorkerSettings) -> Callable[[], Engine]:

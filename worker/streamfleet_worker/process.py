@@ -8,7 +8,6 @@ import signal
 import socket
 import sys
 import uuid
-from collections.abc import Callable
 from importlib.metadata import version
 
 import structlog
@@ -17,10 +16,10 @@ from prometheus_client import disable_created_metrics
 from streamfleet_common import durability
 from streamfleet_common.broker import Broker
 from streamfleet_common.connections import Connections
-from streamfleet_common.errors import BrokerUnavailable, ModelLoadFailed, StreamfleetError
+from streamfleet_common.errors import BrokerUnavailable, StreamfleetError
 from streamfleet_common.settings import Durability, misspelled
 from streamfleet_worker import logs
-from streamfleet_worker.engine.base import Engine
+from streamfleet_worker.engines import builder
 from streamfleet_worker.health import HealthServer
 from streamfleet_worker.metrics import EngineCounts, EngineMemory, QueueDepth
 from streamfleet_worker.settings import WRONG_SETTINGS, WorkerSettings, chosen
@@ -57,51 +56,6 @@ def main(settings: WorkerSettings | None = None) -> int:
         sys.stderr.flush()
         os._exit(status)
     return status
-
-
-def builder(settings: WorkerSettings) -> Callable[[], Engine]:
-    """What makes the engine that the settings ask for, on the thread that will run it."""
-    if settings.engine == "scripted":
-        from streamfleet_worker.engine.scripted import ScriptedEngine  # noqa: PLC0415
-
-        return lambda: ScriptedEngine(
-            max_batch_size=settings.max_batch_size,
-            max_delay_s=settings.max_delay_ms / 1000,
-            max_seq_len=settings.max_seq_len,
-        )
-
-    def build() -> Engine:
-        # Torch takes seconds to import; nobody who serves without it should wait.
-        try:
-            from streamfleet_worker.engine.devices import set_threads  # noqa: PLC0415
-            from streamfleet_worker.engine.generation import GenerationEngine  # noqa: PLC0415
-            from streamfleet_worker.engine.models import load  # noqa: PLC0415
-        except ModuleNotFoundError as error:
-            raise ModelLoadFailed(
-                f"the generation engine needs the Python package {error.name!r}: "
-                "pip install 'streamfleet[transformers]'"
-            ) from error
-
-        set_threads(settings.threads)
-        loaded = load(settings.model, settings.device, settings.precision)
-        engine = GenerationEngine(
-            loaded,
-            max_batch_size=settings.max_batch_size,
-            max_delay_s=settings.max_delay_ms / 1000,
-            max_seq_len=settings.max_seq_len,
-            max_waiting_tokens=settings.max_waiting_tokens,
-            max_waiting_s=settings.max_waiting_ms / 1000,
-            max_prefill_tokens=settings.max_prefill_tokens,
-            prefill_chunk=settings.prefill_chunk,
-            cache_bytes=None if settings.cache_mib is None else settings.cache_mib << 20,
-            prefix_cache_bytes=settings.prefix_cache_mib << 20,
-            exact=settings.exact,
-            cuda_graphs=settings.cuda_graphs,
-        )
-        engine.warm_up()
-        return engine
-
-    return build
 
 
 async def _run(settings: WorkerSettings, name: str, supervision: Supervision | None) -> tuple[int, bool]:
@@ -165,7 +119,8 @@ async def _serve(settings: WorkerSettings, worker: Worker, supervision: Supervis
     if supervision is not None:
         supervision.watch(worker.stop)
         worker.metrics.first_success = lambda: supervision.tell("served")
-    log.info("starting", engine=settings.engine, model=settings.model, queue=settings.queue)
+    serves = {"handler": settings.handler} if settings.handler else {"model": settings.model}
+    log.info("starting", engine=settings.engine, queue=settings.queue, **serves)
     # Before the model is loaded: a taken port is found at once, and probes see the loading.
     health = _health(settings, worker, supervision)
     try:

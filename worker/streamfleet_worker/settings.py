@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Literal
 
 from pydantic import Field
@@ -18,20 +19,32 @@ WRONG_SETTINGS = 2
 class WorkerSettings(FleetSettings):
     """How one worker serves one queue. Lengths in tokens."""
 
-    engine: Literal["generation", "scripted"] = "generation"
-    """`scripted` answers without a model, for trying out a service and measuring the fleet itself."""
+    engine: Literal["auto", "generation", "micro_batch", "scripted"] = "auto"
+    """`generation` continues texts token by token, `micro_batch` does what is done in one go: vectors,
+    labels, ranks. `auto` goes by the model. `scripted` answers without a model, for trying out a service and
+    measuring the fleet itself."""
+    handler: str | None = None
+    """Serve a function of one's own, `module:function`, instead of a model."""
     model: str = "smollm2"
     """An alias, a folder, a GGUF file, or a hub reference `org/name[@revision]`."""
+    models_file: Path | None = None
+    """A TOML file of further aliases."""
     device: str = "auto"
-    """`auto`, `cpu`, `cuda`, `cuda:1`, `mps`."""
-    precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """`auto`, `cpu`, `cpu:2` (its threads), `cuda`, `cuda:1`, `mps`."""
+    precision: Literal["auto", "float32", "bfloat16", "float16", "int8"] = "auto"
     threads: int = Field(1, ge=1, le=1024)
     """CPU threads of the model. More workers with one thread serve more than one worker with many."""
+    preload: bool = True
+    """Run every shape of batch once before the worker is ready, so that the first request waits for none."""
 
-    max_batch_size: int = Field(8, ge=1, le=4096)
-    """Requests in one batch. A worker takes no more than would run in it now."""
-    max_delay_ms: float = Field(20.0, ge=0.0, le=60_000.0)
-    """How long the oldest request may wait, since its acceptance, for a batch to fill."""
+    max_batch_size: int | None = Field(None, ge=1, le=4096)
+    """Requests, or items of one-shot work, in one batch. If not said 8 for generation and 32 for
+    micro-batches; a handler says its own."""
+    max_batch_tokens: int = Field(16_384, ge=1, le=1_048_576)
+    """Tokens in one micro-batch, those included that fill its rows up."""
+    max_delay_ms: float | None = Field(None, ge=0.0, le=60_000.0)
+    """How long the oldest request may wait, since its acceptance, for a batch to fill. If not said 20; a
+    handler says its own."""
     max_seq_len: int = Field(4096, ge=2, le=1_048_576)
     """Prompt and answer together; never more than the model was made for."""
     max_waiting_tokens: int = Field(16, ge=1, le=100_000)
@@ -50,6 +63,12 @@ class WorkerSettings(FleetSettings):
     if none is said."""
     prefix_cache_mib: int = Field(256, ge=0, le=16_777_216)
     """Memory for the keys and values of prompts' beginnings that may come again; 0 keeps none."""
+    tokenization_cache_mib: int = Field(32, ge=0, le=1_048_576)
+    """Memory for the tokens of texts that may come again; 0 keeps none."""
+    answer_cache_mib: int = Field(0, ge=0, le=1_048_576)
+    """Memory for answers of one-shot work that may be asked for again; 0 keeps none."""
+    answer_cache_ttl_s: float = Field(3600.0, gt=0.0, le=31_536_000.0)
+    """How long these are kept."""
     cuda_graphs: bool = False
     """On an NVIDIA GPU, replay recorded decode steps instead of launching each kernel; takes more memory."""
     max_queue_depth: int = Field(MAX_QUEUE_DEPTH, ge=1, le=10_000_000)

@@ -18,6 +18,7 @@ from streamfleet_worker import process as program
 from streamfleet_worker import supervisor_process, worker
 from streamfleet_worker.engine.base import Engine, Step
 from streamfleet_worker.engine.scripted import Script, ScriptedEngine
+from streamfleet_worker.engines import SEQUENCES
 from streamfleet_worker.settings import WorkerSettings
 
 

@@ -130,7 +130,7 @@ def write_modules(
 
 
 def build_tokenizer() -> Any:
-    """WordPiece trained on sources of the standard library; adds "[CLS] a [SEP]" or "[CLS] a [SEP] b [SEP]"."""
+    """WordPiece trained on a few sources of the standard library, with the control tokens of BERT."""
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordPiece(unk_token="[UNK]"))
     tokenizer.normalizer = tokenizers.normalizers.BertNormalizer()
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()

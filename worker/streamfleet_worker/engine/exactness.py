@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +26,7 @@ from streamfleet_worker.engine.batch import Batch
 from streamfleet_worker.engine.packed_linear import PackedLinear
 
 if TYPE_CHECKING:
+    from streamfleet_worker.engine.encoder_model import EncoderModel
     from streamfleet_worker.engine.kv_cache import KVCache, Slot
     from streamfleet_worker.engine.model_runner import ModelRunner
     from streamfleet_worker.engine.models import LoadedModel
@@ -61,13 +62,13 @@ class Exactness:
         Nothing may be running.
         """
         with torch.inference_mode():
-            odd = _odd_rows(loaded)
-            for granule in () if _is_hopeless(loaded) else GRANULES:
+            odd = odd_rows(loaded, _ROWS)
+            for granule in () if is_hopeless(loaded) else GRANULES:
                 if any(rows % granule == 0 for rows in odd):
                     continue
                 runner.granule = granule
                 if _holds(runner, cache, loaded.vocab_size):
-                    name = _name(loaded, granule)
+                    name = worker_class(loaded, granule)
                     log.info("answers are exact among workers of class %s", name)
                     return cls(granule, name)
         runner.granule = 1
@@ -79,7 +80,7 @@ class Exactness:
         return cls(1, "")
 
 
-def _is_hopeless(loaded: LoadedModel) -> bool:
+def is_hopeless(loaded: LoadedModel | EncoderModel) -> bool:
     """Whether bits depend on the company, in places so few that trying would miss them.
 
     Several threads each take a part of an activation. Where a part ends within a vector, its last numbers
@@ -95,15 +96,15 @@ def _has_experts(model: nn.Module) -> bool:
     return any("expert" in name or "moe" in name for name in names)
 
 
-def _odd_rows(loaded: LoadedModel) -> set[int]:
-    """Numbers of rows that some linear layer computes otherwise than many."""
+def odd_rows(loaded: LoadedModel | EncoderModel, tried: Sequence[int]) -> set[int]:
+    """Those of the numbers of rows that some linear layer computes otherwise than many."""
     odd: set[int] = set()
     for layer, inputs, outputs in _linears(loaded.model):
         generator = torch.Generator().manual_seed(inputs)
-        count = max(*_ROWS, _NUMBERS // outputs)
+        count = max(*tried, _NUMBERS // outputs)
         x = torch.randn(count, inputs, generator=generator).to(loaded.dtype).to(loaded.device)
         whole = layer(x[None])[0]
-        for rows in _ROWS:
+        for rows in tried:
             pieces = min(count // rows, -(-_NUMBERS // (rows * outputs)))
             starts = range(0, pieces * rows, rows)
             if not all(torch.equal(layer(x[None, s : s + rows])[0], whole[s : s + rows]) for s in starts):
@@ -189,8 +190,8 @@ def _decode(
     return runner.logits(hidden, places)[:1]
 
 
-def _name(loaded: LoadedModel, granule: int) -> str:
-    """The class of workers: what all of them have in common, in a few words and a digest."""
+def worker_class(loaded: LoadedModel | EncoderModel, granule: int) -> str:
+    """The name of a class of workers: what all of them have in common, in a few words and a digest."""
     threads = torch.get_num_threads()
     parts = [
         METHOD,

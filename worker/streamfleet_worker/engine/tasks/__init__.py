@@ -1,0 +1,1 @@
+"""What a model can be asked for: requests to items, and results to answers."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from streamfleet_common.decision_tokens import DecisionTokens, EncodePiece
@@ -41,14 +40,11 @@ class TokenCount:
         if isinstance(request, DecideRequest):
             return DecisionTokens.of(request, self._layout, self._limit, self._encode_piece).count
         if isinstance(request, EmbedRequest):
-            return self._texts("texts", request.texts, 0, self._layout.text, request.truncate)
+            return self._texts(request)
         if isinstance(request, ClassifyRequest):
-            if request.pairs:
-                return self._pairs(request)
-            return self._texts("texts", request.texts, 0, self._layout.text, request.truncate)
+            return self._pairs(request) if request.pairs else self._texts(request)
         if isinstance(request, RerankRequest):
-            query = self._length("query", request.query)
-            return self._texts("documents", request.documents, query, self._layout.pair, request.truncate)
+            return self._documents(request)
         if isinstance(request, CallRequest):
             raise Unsupported("a handler's input has no tokens to be counted", feature="count_tokens")
         return self._prompt(request)
@@ -61,7 +57,10 @@ class TokenCount:
                 feature="count_tokens",
             )
         if request.prompt is not None:
-            tokens = self._length("the prompt", request.prompt) + self._layout.text
+            pieces = len(self._encode_piece(request.prompt))
+            if not pieces:
+                raise InvalidRequest("the prompt has no tokens: there is nothing to continue")
+            tokens = pieces + self._layout.text
         else:
             tokens = len(request.prompt_token_ids or ())
         kept = min(tokens, request.truncate or tokens)
@@ -70,29 +69,50 @@ class TokenCount:
             raise TooLong(prompt_tokens=kept, max_tokens=answer, limit=self._limit)
         return kept
 
+    def _texts(self, request: EmbedRequest | ClassifyRequest) -> int:
+        rest = self._limit - self._layout.text if request.truncate else 0
+        count = 0
+        for place, text in enumerate(request.texts):
+            name = f"texts.{place}"
+            count += self._fit(place, name, self._length(name, text) + self._layout.text, rest)
+        return count
+
     def _pairs(self, request: ClassifyRequest) -> int:
+        rest = self._limit - self._layout.pair - 1 if request.truncate else 0
         count = 0
-        for place, (text, other) in enumerate(zip(request.texts, request.pairs, strict=True)):
-            tokens = self._length(f"texts.{place}", text) + self._length(f"pairs.{place}", other)
-            count += self._fit(f"texts.{place}", tokens + self._layout.pair, request.truncate)
+        for place, pair in enumerate(zip(request.texts, request.pairs, strict=True)):
+            names = f"texts.{place}", f"pairs.{place}"
+            tokens = sum(map(self._length, names, pair)) + self._layout.pair
+            count += self._fit(place, f"the pair of {' and '.join(names)}", tokens, rest)
         return count
 
-    def _texts(self, name: str, texts: Sequence[str], beside: int, around: int, truncate: bool) -> int:
-        """Texts that each stand with so many tokens `beside` them, which are never cut, and `around`."""
+    def _documents(self, request: RerankRequest) -> int:
+        taken = self._length("query", request.query) + self._layout.pair
+        if taken >= self._limit:
+            raise TooLong(
+                f"the query takes {taken} tokens with what is around it, which leaves no room for a document "
+                f"below the limit of {self._limit}: shorten the query, which is never cut",
+                prompt_tokens=taken + 1,
+                max_tokens=0,
+                limit=self._limit,
+            )
+        rest = self._limit - taken if request.truncate else 0
         count = 0
-        for place, text in enumerate(texts):
-            tokens = self._length(f"{name}.{place}", text) + beside + around
-            count += self._fit(f"{name}.{place}", tokens, truncate and beside + around < self._limit)
+        for place, text in enumerate(request.documents):
+            name = f"documents.{place}"
+            count += self._fit(place, f"{name}, with the query,", self._length(name, text) + taken, rest)
         return count
 
-    def _fit(self, name: str, tokens: int, may_cut: bool) -> int:
-        if tokens > self._limit and not may_cut:
+    def _fit(self, place: int, name: str, tokens: int, rest: int) -> int:
+        """Tokens of an item once it is cut, of which at least one has to be left of `rest`."""
+        if tokens > self._limit and rest < 1:
             raise TooLong(
                 f"{name} has {tokens} tokens, over the limit of {self._limit}: shorten it, or have it cut "
                 "(truncate)",
                 prompt_tokens=tokens,
                 max_tokens=0,
                 limit=self._limit,
+                item=place,
             )
         return min(tokens, self._limit)
 

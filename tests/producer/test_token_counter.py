@@ -14,7 +14,7 @@ from tokenizers import processors
 import tiny_encoder
 import tiny_model
 import tiny_tokenizers
-from random_decisions import RandomDecisions
+from random_decisions import WORDS, RandomDecisions
 from streamfleet_common.cards import Card, Limits
 from streamfleet_common.decisions import DecideRequest, Question
 from streamfleet_common.errors import InvalidRequest, StreamfleetError, TokenizerFailed, TooLong, Unsupported
@@ -23,7 +23,9 @@ from streamfleet_common.schemas import ChatMessage, GenerateRequest, Request
 from streamfleet_common.token_layout import TokenLayout
 from streamfleet_producer.token_counter import TokenCounter
 from streamfleet_worker.engine.decision_preparer import DecisionPreparer
+from streamfleet_worker.engine.encoder_model import load_encoder
 from streamfleet_worker.engine.pair_decision_preparer import PairDecisionPreparer
+from streamfleet_worker.engine.tasks.encoder_task import EncoderTask
 from streamfleet_worker.engine.tokenizer import Tokenizer
 
 CHAT = "{% for m in messages %}<s>{{ m['role'] }}: {{ m['content'] }}</s>{% endfor %}Answer:"
@@ -149,7 +151,8 @@ def test_what_does_not_fit_is_refused_unless_it_may_be_cut(words: TokenCounter) 
     for make, first in zip(makes, (3, 3, 5, 5), strict=True):
         with pytest.raises(TooLong) as caught:
             words.count(make(False), five)
-        assert ".1 has " in str(caught.value)
+        assert ".1" in str(caught.value)
+        assert caught.value.item == 1
         assert long not in str(caught.value)
         assert caught.value.limit == 5
         assert words.count(make(True), five) == first + 5
@@ -203,3 +206,52 @@ def test_without_the_library_its_extra_is_named(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     with pytest.raises(Unsupported, match=r"streamfleet\[tokenizers\]"):
         TokenCounter.from_file(tmp_path)
+
+
+# --- beside the worker's encoders
+
+
+class RandomTexts:
+    """Requests to an encoder told by a seed."""
+
+    def __init__(self, seed: int) -> None:
+        self._source = random.Random(seed)
+
+    def __call__(self, kind: str) -> Request:
+        source = self._source
+        count = source.randint(1, 3)
+        cut: dict[str, Any] = {
+            "truncate": source.random() < 0.5,
+            "truncate_side": source.choice(("left", "right")),
+        }
+        if kind == "embed":
+            return EmbedRequest(texts=self._texts(count), **cut)
+        if kind == "rerank":
+            return RerankRequest(query=self._texts(1)[0], documents=self._texts(count), **cut)
+        pairs = self._texts(count) if source.random() < 0.5 else []
+        return ClassifyRequest(texts=self._texts(count), pairs=pairs, **cut)
+
+    def _texts(self, count: int) -> list[str]:
+        source = self._source
+        return [" ".join(source.choices(WORDS, k=source.randint(1, 12))) for _ in range(count)]
+
+
+def prompt_tokens(task: EncoderTask, request: Request) -> int:
+    return task.prepare(request).usage.prompt_tokens
+
+
+@pytest.mark.parametrize(
+    ("model", "kind"),
+    [("bert", "embed"), ("roberta", "embed"), ("classifier", "classify"), ("reranker", "rerank")],
+)
+def test_texts_are_counted_and_refused_as_the_worker_does(model: tiny_encoder.Kind, kind: str) -> None:
+    folder = tiny_encoder.tiny_encoder(model)
+    encoder, counter = load_encoder(str(folder), "cpu"), TokenCounter.from_file(folder)
+    make, seen = RandomTexts(2), set()
+    for limit in (4, 6, 16, 24, 64) * 12:
+        task = EncoderTask(encoder, max_seq_len=limit)
+        request = make(kind)
+        told = outcome(prompt_tokens, task, request)
+        assert outcome(counter.count, request, card(task.layout, limit)) == told
+        seen.add(told[0])
+    assert seen == {int, TooLong}

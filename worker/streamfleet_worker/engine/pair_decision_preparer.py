@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from streamfleet_common.decision_tokens import DecisionTokens
@@ -10,8 +11,9 @@ from streamfleet_common.errors import ModelNotFound, Unsupported
 from streamfleet_common.token_layout import TokenLayout
 
 if TYPE_CHECKING:
+    from streamfleet_common.decision_tokens import EncodePiece
     from streamfleet_common.decisions import DecideRequest
-    from streamfleet_worker.engine.pair_frame import PairFrame
+    from streamfleet_worker.engine.pair_frame import Ids, PairFrame
     from streamfleet_worker.engine.tokenizer import Tokenizer
 
 
@@ -25,22 +27,25 @@ class PairDecisionPreparer:
         tokenizer: the model's.
         model: its name.
         max_seq_len: tokens of state, question and option together.
+        encode_piece: texts to tokens; None takes the tokenizer's own.
     """
 
-    def __init__(self, tokenizer: Tokenizer, model: str, max_seq_len: int) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, model: str, max_seq_len: int, encode_piece: EncodePiece | None = None
+    ) -> None:
         self._tokenizer = tokenizer
+        self._encode_piece = encode_piece or tokenizer.encode_piece
         self._model = model
         self._limit = max_seq_len
-        self.frame: PairFrame | None = None
-        """None if the tokenizer does not take pairs."""
+        self._frame: PairFrame | None = None
         with contextlib.suppress(Unsupported):
-            self.frame = tokenizer.pair_frame()
+            self._frame = tokenizer.pair_frame()
         self.layout = TokenLayout(
             text=tokenizer.around(),
             pair=tokenizer.around(pair=True),
-            state=len(self.frame.before) if self.frame else 0,
-            question=len(self.frame.between) if self.frame else 0,
-            option=len(self.frame.behind) if self.frame else 0,
+            state=len(self._frame.before) if self._frame else 0,
+            question=len(self._frame.between) if self._frame else 0,
+            option=len(self._frame.behind) if self._frame else 0,
         )
         """What stands around the texts of a request."""
 
@@ -57,9 +62,17 @@ class PairDecisionPreparer:
             raise ModelNotFound(
                 f"this worker serves {self._model!r}, not {request.model!r}", known=[self._model]
             )
-        if request.questions and self.frame is None:
-            self._tokenizer.pair_frame()  # which says why
-        return DecisionTokens.of(request, self.layout, self._limit, self._tokenizer.encode_piece)
+        if request.questions and self._frame is None:
+            self._tokenizer.pair_frame()  # which says why not
+        return DecisionTokens.of(request, self.layout, self._limit, self._encode_piece)
+
+    def pairs(self, tokens: DecisionTokens) -> Iterator[tuple[Ids, Ids]]:
+        """Ids and token types of what the model reads: a pair for each option, question by question."""
+        frame = self._frame or self._tokenizer.pair_frame()
+        for question in tokens.questions:
+            first = tokens.state + question.criteria
+            for option in question.options:
+                yield frame.around(first, option)
 
     def count_tokens(self, request: DecideRequest) -> int:
         """Tokens that a request takes: its state once, each question, each option.

@@ -17,6 +17,7 @@ from streamfleet_common.deliveries import Delivery, Emission, Entry, Finish
 from streamfleet_common.errors import StreamfleetError
 from streamfleet_common.keys import LETTERS
 from streamfleet_common.schemas import Choice, Delta, End, Envelope, Event, Failure, Start
+from streamfleet_common.token_layout import TokenLayout
 
 _LONG_MS = 24 * 3600 * 1000
 
@@ -79,6 +80,7 @@ class HandWorker:
         max_queue_depth: int = 1000,
         max_request_bytes: int = codec.MAX_REQUEST_BYTES,
         vocab_size: int = 0,
+        layout: TokenLayout | None = None,
     ) -> None:
         limits = Limits(
             max_batch_size=32,
@@ -87,7 +89,14 @@ class HandWorker:
             max_request_bytes=max_request_bytes,
             vocab_size=vocab_size,
         )
-        card = Card(worker=self.name, queue=self.queue, model=model, tasks=tuple(tasks), limits=limits)
+        card = Card(
+            worker=self.name,
+            queue=self.queue,
+            model=model,
+            tasks=tuple(tasks),
+            limits=limits,
+            layout=layout,
+        )
         await self.broker.announce(card, life_ms=life_ms)
 
     async def take(self, count: int = 1) -> list[Work]:

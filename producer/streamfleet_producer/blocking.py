@@ -18,6 +18,7 @@ import concurrent.futures
 import os
 import threading
 from collections.abc import Coroutine, Iterator, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, TypedDict, TypeVar, Unpack, overload
 
@@ -30,6 +31,7 @@ from streamfleet_producer import client as asynchronous
 from streamfleet_producer import token_stream
 from streamfleet_producer.event_reader import MAX_BYTES, MAX_FRAMES
 from streamfleet_producer.ticket import Options, Status, Ticket
+from streamfleet_producer.token_counter import TokenCounter
 from streamfleet_producer.transcript import StreamEvent
 
 _T = TypeVar("_T")
@@ -47,6 +49,7 @@ class Settings(TypedDict, total=False):
     outage_s: float
     card_life_s: float
     durability: Durability
+    tokenizer: TokenCounter | str | Path | None
 
 
 class LoopThread:
@@ -303,6 +306,9 @@ class Client:
 
     def status(self, id: str) -> Status:  # noqa: A002
         return self._call(self._client.status(id))
+
+    def count_tokens(self, request: Request) -> int:
+        return self._call(self._client.count_tokens(request))
 
     def models(self) -> list[Card]:
         return self._call(self._client.models())

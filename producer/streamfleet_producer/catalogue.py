@@ -35,6 +35,8 @@ class _Offer:
     """0 while no worker lives who could tell."""
     vocab_size: int = 0
     """0 if any of them knows no tokens."""
+    cards: tuple[Card, ...] = ()
+    """The workers' own."""
 
     @classmethod
     def of(cls, cards: Sequence[Card]) -> _Offer:
@@ -45,6 +47,7 @@ class _Offer:
             max(limit.max_request_bytes for limit in limits),
             max(limit.max_seq_len for limit in limits),
             max(sizes) if min(sizes) else 0,
+            tuple(cards),
         )
 
     def refusal(self, request: Request) -> InvalidRequest | None:
@@ -123,6 +126,15 @@ class Catalogue:
         if refusal is not None:
             raise refusal
         return max_request_bytes
+
+    async def serving(self, request: Request) -> Sequence[Card]:
+        """The cards of the workers that would take a request, none while no worker lives.
+
+        Raises as `check` does.
+        """
+        await self.check(request)
+        offer = self._offers.get((request.model, request.kind))
+        return () if offer is None else offer.cards
 
     async def read(self) -> list[Card]:
         """The cards as they are now; whoever asks while a reading is under way shares it."""

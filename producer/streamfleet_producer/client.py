@@ -6,6 +6,7 @@ import asyncio
 import math
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self, Unpack, get_args, overload
 
@@ -25,6 +26,7 @@ from streamfleet_producer.intake import Intake, checked, not_found
 from streamfleet_producer.link import GRACE_S, OUTAGE_S, SILENCE_S, Link, Patience
 from streamfleet_producer.many import Many
 from streamfleet_producer.ticket import DEADLINE_S, Options, Status, Ticket
+from streamfleet_producer.token_counter import TokenCounter
 from streamfleet_producer.token_stream import TokenStream
 
 LAST_LOOK_S = 1.0
@@ -42,10 +44,13 @@ class Client:
     asked, in case one was lost. `grace_s`: how long after its deadline an answer is waited for. `outage_s`:
     how long Redis may be away while an accepted request is waited for. `card_life_s`: how long the workers'
     cards are believed. `durability`: what a request outlives once it is accepted (see docs/delivery.md): a
-    restart of Redis ("fast"), any crash of it ("safe"), the loss of it ("replicated").
+    restart of Redis ("fast"), any crash of it ("safe"), the loss of it ("replicated"). `tokenizer`: the
+    tokenizer.json of the model that is served, its folder, or a `TokenCounter`; requests can then be counted,
+    and what is too long is refused before it is queued.
 
     Raises:
         InvalidRequest: the queue's or the tenant's name, or the level of durability, is none.
+        Unsupported, TokenizerFailed: the tokenizer cannot be read; see `TokenCounter.from_file`.
         BrokerUnavailable: from every method, if Redis cannot be reached or refuses to work.
     """
 
@@ -63,8 +68,9 @@ class Client:
         outage_s: float = OUTAGE_S,
         card_life_s: float = CARD_LIFE_S,
         durability: Durability = "fast",
+        tokenizer: TokenCounter | str | Path | None = None,
     ) -> None:
-        self._intake = Intake(queue, tenant, secret, max_request_bytes)
+        self._intake = Intake(queue, tenant, secret, max_request_bytes, tokenizer)
         if durability not in get_args(Durability):
             fault = f"durability: one of {', '.join(get_args(Durability))} is wanted"
             raise InvalidRequest(fault, problems=[fault])
@@ -340,6 +346,17 @@ class Client:
         return Status.of(id, self.queue, await self._record(self._open_link(), id))
 
     # --- the fleet
+
+    async def count_tokens(self, request: Request) -> int:
+        """Tokens of a request, control tokens included: the `prompt_tokens` of its answer's usage.
+
+        Raises:
+            TooLong: the workers would refuse it.
+            ModelNotFound, InvalidRequest: no worker would take it.
+            Unsupported: the client has no `tokenizer`, or what it cannot count: chat messages, a handler's
+                input, or anything while no worker lives.
+        """
+        return await self._intake.lengths.count(self._open_link().catalogue, request)
 
     async def models(self) -> list[Card]:
         """The cards of the workers that live now: what they serve, with their limits."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -21,8 +22,10 @@ from streamfleet_common.schemas import (
 )
 from streamfleet_common.submissions import Submission
 from streamfleet_producer.catalogue import Catalogue
+from streamfleet_producer.length_check import LengthCheck
 from streamfleet_producer.rid_pool import RidPool
 from streamfleet_producer.ticket import DEADLINE_S, RESULT_TTL_S, Options
+from streamfleet_producer.token_counter import TokenCounter
 
 _QUEUE: TypeAdapter[str] = TypeAdapter(QueueName)
 _TENANT: TypeAdapter[str] = TypeAdapter(Tenant)
@@ -48,9 +51,17 @@ class Intake:
 
     Raises:
         InvalidRequest: the queue's or the tenant's name is none.
+        Unsupported, TokenizerFailed: the tokenizer cannot be read; see `TokenCounter.from_file`.
     """
 
-    def __init__(self, queue: str, tenant: str, secret: bytes | str | None, max_request_bytes: int) -> None:
+    def __init__(
+        self,
+        queue: str,
+        tenant: str,
+        secret: bytes | str | None,
+        max_request_bytes: int,
+        tokenizer: TokenCounter | str | Path | None = None,
+    ) -> None:
         faults = _faults("queue", _QUEUE, queue) + _faults("tenant", _TENANT, tenant)
         if faults:
             raise InvalidRequest("; ".join(faults), problems=faults)
@@ -59,6 +70,7 @@ class Intake:
         self._tenant = tenant
         self._secret = key.encode() if isinstance(key, str) else key
         self._max_request_bytes = max_request_bytes
+        self.lengths = LengthCheck(tokenizer)
         self._templates: dict[tuple[object, ...], Envelope] = {}
 
     def rid(self, key: str | None) -> str:
@@ -87,6 +99,7 @@ class Intake:
             )
         template = self._template(stream, key, options)
         limit = min(await catalogue.check(request), self._max_request_bytes)
+        await self.lengths.refuse(catalogue, request)
         if key is not None or rids is None:
             return Submission.of(template.around(self.rid(key), request), limit)
         rid = rids.take()

@@ -1,0 +1,1 @@
+"""Handlers: functions that somebody wrote, served in micro-batches."""

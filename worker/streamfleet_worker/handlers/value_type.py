@@ -1,0 +1,98 @@
+"""What a handler's annotations say that an input or an output is."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any, Literal
+
+import msgpack
+from pydantic import TypeAdapter, ValidationError
+from pydantic.errors import PydanticInvalidForJsonSchema, PydanticUserError
+from pydantic_core import PydanticSerializationError
+
+from streamfleet_common.codec import MAX_DEPTH
+from streamfleet_common.message import problems
+from streamfleet_common.one_shot import plain_json
+
+MAX_SCHEMA_BYTES = 64 * 1024
+OUTER_LEVELS = 2
+"""Levels of nesting that the event around an output takes."""
+_NIL = b"\xc0"
+
+
+class ValueType:
+    """A type of JSON values, as pydantic understands the annotation: a model, `str`, `list[float]`, anything.
+
+    Raises:
+        PydanticUserError: it can make nothing of it.
+    """
+
+    def __init__(self, annotation: Any) -> None:
+        self._adapter: TypeAdapter[Any] = TypeAdapter(annotation)
+        self._anything = annotation is Any
+
+    def read(self, text: bytes) -> Any:
+        """The value that a JSON text stands for.
+
+        Raises:
+            ValidationError: it is no such value.
+        """
+        return self._adapter.validate_json(text)
+
+    def write(self, value: Any) -> tuple[Any, int]:
+        """The value as plain JSON of its own, and how many bytes that takes on the wire.
+
+        Raises:
+            ValueError: it is no such value, or has no place in JSON; without the value in its words.
+        """
+        try:
+            checked = self._adapter.validate_python(value)
+            plain = plain_json(
+                self._adapter.dump_python(checked, mode="json", by_alias=True, warnings="error")
+            )
+            packed = msgpack.packb(plain)
+        except ValidationError as error:
+            raise ValueError("; ".join(problems(error))) from None
+        except PydanticSerializationError as error:
+            # What follows a bracket may be the value.
+            raise ValueError(str(error).partition("[")[0].strip()) from None
+        except OverflowError:
+            raise ValueError("an integer has more than 64 bits") from None
+        except UnicodeEncodeError:
+            raise ValueError("a text holds a lone surrogate, which is not valid Unicode") from None
+        except RecursionError:
+            raise ValueError("it is nested too deep") from None
+        if _NIL in packed and not _is_finite(self._adapter.dump_python(checked, warnings=False)):
+            # Of what it knows no type for, pydantic makes a null, as if nothing were wrong.
+            raise ValueError("a number is not finite")
+        limit = MAX_DEPTH - OUTER_LEVELS
+        if _is_deeper(plain, limit):
+            raise ValueError(f"it is nested deeper than {limit} levels")
+        return plain, len(packed)
+
+    def schema(self, mode: Literal["validation", "serialization"]) -> str:
+        """Its JSON schema; "" if it takes anything, has none, or one that is too large to be shown."""
+        if self._anything:
+            return ""
+        try:
+            text = json.dumps(self._adapter.json_schema(mode=mode), ensure_ascii=False, separators=(",", ":"))
+        except (PydanticInvalidForJsonSchema, PydanticUserError):
+            return ""
+        return text if len(text.encode()) <= MAX_SCHEMA_BYTES else ""
+
+
+def _is_finite(value: Any) -> bool:
+    if isinstance(value, float):
+        return math.isfinite(value)
+    if isinstance(value, dict):
+        return all(map(_is_finite, value.values()))
+    return not isinstance(value, list | tuple | set | frozenset) or all(map(_is_finite, value))
+
+
+def _is_deeper(value: Any, limit: int) -> bool:
+    if not isinstance(value, dict | list):
+        return False
+    if not limit:
+        return True
+    return any(_is_deeper(part, limit - 1) for part in (value.values() if isinstance(value, dict) else value))

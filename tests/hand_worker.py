@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -16,6 +19,7 @@ from streamfleet_common.connections import Connections
 from streamfleet_common.deliveries import Delivery, Emission, Entry, Finish
 from streamfleet_common.errors import StreamfleetError
 from streamfleet_common.keys import LETTERS
+from streamfleet_common.one_shot import HandlerCard
 from streamfleet_common.schemas import Choice, Delta, End, Envelope, Event, Failure, Start
 from streamfleet_common.token_layout import TokenLayout
 
@@ -81,6 +85,7 @@ class HandWorker:
         max_request_bytes: int = codec.MAX_REQUEST_BYTES,
         vocab_size: int = 0,
         layout: TokenLayout | None = None,
+        handler: HandlerCard | None = None,
     ) -> None:
         limits = Limits(
             max_batch_size=32,
@@ -96,6 +101,7 @@ class HandWorker:
             tasks=tuple(tasks),
             limits=limits,
             layout=layout,
+            handler=handler,
         )
         await self.broker.announce(card, life_ms=life_ms)
 
@@ -138,6 +144,38 @@ class HandWorker:
     async def finish(self, work: Work, text: str, **fields: Any) -> bool:
         end = done(text, of=work.delivery.epoch, last_seq=work.seq)
         return (await self.broker.finish([Finish(work.delivery, end.model_copy(update=fields))]))[0]
+
+    async def answer(self, work: Work, **fields: Any) -> bool:
+        """End a one-shot request with these fields of its end."""
+        end = End(state="done", of=work.delivery.epoch, last_seq=work.seq, **fields)
+        return (await self.broker.finish([Finish(work.delivery, end)]))[0]
+
+    @asynccontextmanager
+    async def serving(self, answer: Callable[[Any], dict[str, Any]]) -> AsyncIterator[list[Any]]:
+        """Answer whatever comes with the fields that `answer` makes of it, or with the error that it raises.
+
+        Gives the requests, as they come.
+        """
+        asked: list[Any] = []
+
+        async def serve() -> None:
+            while True:
+                (work,) = await self.take()
+                asked.append(work.envelope.request)
+                try:
+                    fields = answer(work.envelope.request)
+                except StreamfleetError as error:
+                    await self.fail(work, error)
+                else:
+                    await self.answer(work, **fields)
+
+        task = asyncio.create_task(serve())
+        try:
+            yield asked
+        finally:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
 
     async def fail(
         self, work: Work, error: StreamfleetError, state: Literal["failed", "dead"] = "failed"

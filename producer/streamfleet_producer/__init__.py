@@ -30,6 +30,17 @@ from streamfleet_common.errors import (
     Undecodable,
     Unsupported,
 )
+from streamfleet_common.one_shot import (
+    CallRequest,
+    Classification,
+    ClassifyRequest,
+    Embedding,
+    EmbedRequest,
+    HandlerCard,
+    Label,
+    Rank,
+    RerankRequest,
+)
 from streamfleet_common.schemas import (
     ChatMessage,
     Choice,
@@ -37,6 +48,7 @@ from streamfleet_common.schemas import (
     End,
     GenerateRequest,
     Guide,
+    Parts,
     Prefill,
     Restart,
     Retry,
@@ -47,14 +59,17 @@ from streamfleet_common.schemas import (
 )
 from streamfleet_producer.client import Client
 from streamfleet_producer.ticket import Status, Ticket
-from streamfleet_producer.token_stream import TokenStream
+from streamfleet_producer.token_stream import PartStream, TokenStream
 
 __all__ = [
     "BrokerUnavailable",
+    "CallRequest",
     "Cancelled",
     "Card",
     "ChatMessage",
     "Choice",
+    "Classification",
+    "ClassifyRequest",
     "Client",
     "Conflict",
     "DeadlineExceeded",
@@ -62,18 +77,26 @@ __all__ = [
     "Decision",
     "Delta",
     "Depth",
+    "EmbedRequest",
+    "Embedding",
     "End",
     "GenerateRequest",
     "GenerationFailed",
     "Guide",
+    "HandlerCard",
     "IncompleteGeneration",
     "InvalidRequest",
+    "Label",
     "Limits",
     "ModelNotFound",
+    "PartStream",
+    "Parts",
     "Prefill",
     "Question",
     "QueueFull",
+    "Rank",
     "RequestNotFound",
+    "RerankRequest",
     "Restart",
     "Retry",
     "Sampling",

@@ -17,7 +17,7 @@ import asyncio
 import concurrent.futures
 import os
 import threading
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, TypedDict, TypeVar, Unpack, overload
@@ -29,6 +29,7 @@ from streamfleet_common.schemas import Delta, End, GenerateRequest, Request, Sta
 from streamfleet_common.settings import Durability
 from streamfleet_producer import client as asynchronous
 from streamfleet_producer import token_stream
+from streamfleet_producer.blocking_one_shot import OneShot
 from streamfleet_producer.event_reader import MAX_BYTES, MAX_FRAMES
 from streamfleet_producer.ticket import Options, Status, Ticket
 from streamfleet_producer.token_counter import TokenCounter
@@ -134,10 +135,10 @@ class LoopThread:
             return asyncio.run_coroutine_threadsafe(work, self._loop)
 
 
-class TokenStream:
-    """One request's events; `with` it, then iterate. All else is said at the async `TokenStream`."""
+class EventStream:
+    """What `TokenStream` and `PartStream` share."""
 
-    def __init__(self, thread: LoopThread, tokens: token_stream.TokenStream) -> None:
+    def __init__(self, thread: LoopThread, tokens: token_stream.EventStream) -> None:
         self._thread = thread
         self._tokens = tokens
 
@@ -160,10 +161,6 @@ class TokenStream:
         while (event := self._thread.call(self._tokens.next_event())) is not None:
             yield event
 
-    def __iter__(self) -> Iterator[Delta]:
-        while (delta := self._thread.call(_next_delta(self._tokens))) is not None:
-            yield delta
-
     def __enter__(self) -> Self:
         self._thread.call(self._tokens.__aenter__())
         return self
@@ -175,7 +172,31 @@ class TokenStream:
             self._thread.call(self._tokens.__aexit__(kind, error, trace))
 
 
-class Client:
+class TokenStream(EventStream):
+    """One request's events; `with` it, then iterate. All else is said at the async `TokenStream`."""
+
+    def __init__(self, thread: LoopThread, tokens: token_stream.TokenStream) -> None:
+        super().__init__(thread, tokens)
+        self._deltas = tokens
+
+    def __iter__(self) -> Iterator[Delta]:
+        while (delta := self._thread.call(_next(self._deltas))) is not None:
+            yield delta[0]
+
+
+class PartStream(EventStream):
+    """What a handler gives; `with` it, then iterate. All else is said at the async `PartStream`."""
+
+    def __init__(self, thread: LoopThread, parts: token_stream.PartStream) -> None:
+        super().__init__(thread, parts)
+        self._parts = parts
+
+    def __iter__(self) -> Iterator[Any]:
+        while (part := self._thread.call(_next(self._parts))) is not None:
+            yield part[0]
+
+
+class Client(OneShot):
     """Submits requests to one queue and reads their answers; `with` it, or `open` and `close`.
 
     Every method is that of the async `Client`, with its arguments, its results and its errors. Safe for
@@ -230,6 +251,17 @@ class Client:
             **options,
         )
         return TokenStream(self._running(), tokens)
+
+    def call_stream(
+        self,
+        handler: str,
+        input: Any,  # noqa: A002 (the field's word)
+        *,
+        idempotency_key: str | None = None,
+        **options: Unpack[Options],
+    ) -> PartStream:
+        parts = self._client.call_stream(handler, input, idempotency_key=idempotency_key, **options)
+        return PartStream(self._running(), parts)
 
     def attach(self, id: str) -> TokenStream:  # noqa: A002
         return TokenStream(self._running(), self._client.attach(id))
@@ -333,5 +365,8 @@ class Client:
         return thread.call(work)
 
 
-async def _next_delta(tokens: token_stream.TokenStream) -> Delta | None:
-    return await anext(tokens, None)
+async def _next(stream: AsyncIterator[_T]) -> tuple[_T] | None:
+    """The next one, which may be None itself; None when there are no more."""
+    async for one in stream:
+        return (one,)
+    return None

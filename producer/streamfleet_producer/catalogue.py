@@ -18,7 +18,9 @@ from streamfleet_common.errors import (
     TooLong,
     Unsupported,
 )
+from streamfleet_common.one_shot import CallRequest
 from streamfleet_common.schemas import GenerateRequest, Request
+from streamfleet_producer.input_schemas import InputSchemas
 
 CARD_LIFE_S = 3.0
 """How long cards are believed before they are asked for again."""
@@ -37,20 +39,26 @@ class _Offer:
     """0 if any of them knows no tokens."""
     cards: tuple[Card, ...] = ()
     """The workers' own."""
+    input_schemas: tuple[str, ...] = ()
+    """Those of a handler, several while it is replaced by another; none if any worker tells none."""
 
     @classmethod
     def of(cls, cards: Sequence[Card]) -> _Offer:
         limits = [card.limits for card in cards]
         sizes = [limit.vocab_size for limit in limits]
+        schemas = dict.fromkeys("" if card.handler is None else card.handler.input_schema for card in cards)
         return cls(
             cards[0].model,
             max(limit.max_request_bytes for limit in limits),
             max(limit.max_seq_len for limit in limits),
             max(sizes) if min(sizes) else 0,
             tuple(cards),
+            () if "" in schemas else tuple(schemas),
         )
 
-    def refusal(self, request: Request) -> InvalidRequest | None:
+    def refusal(self, request: Request, schemas: InputSchemas) -> InvalidRequest | None:
+        if isinstance(request, CallRequest):
+            return self._bad_input(request, schemas)
         if not isinstance(request, GenerateRequest):
             return None  # it has no token ids, and its texts are counted by the worker
         ids = request.prompt_token_ids or ()
@@ -66,6 +74,19 @@ class _Offer:
         if ids and self.max_seq_len and kept + answer > self.max_seq_len:
             return TooLong(prompt_tokens=kept, max_tokens=answer, limit=self.max_seq_len)
         return None
+
+    def _bad_input(self, request: CallRequest, schemas: InputSchemas) -> InvalidRequest | None:
+        problems: list[str] = []
+        for schema in self.input_schemas:
+            faults = schemas.faults(schema, request.input)
+            if not faults:
+                return None
+            problems = problems or faults
+        if not problems:
+            return None
+        return InvalidRequest(
+            f"handler {request.handler!r} takes no such input: {'; '.join(problems)}", problems=problems
+        )
 
     def _bad_ids(self, fields: Mapping[str, Sequence[int]]) -> InvalidRequest:
         problems = [
@@ -98,6 +119,7 @@ class Catalogue:
         self._cards: list[Card] = []
         self._known: list[str] = []
         self._offers: dict[tuple[str | None, str], _Offer] = {}
+        self._schemas = InputSchemas()
         self._read_at = -math.inf
         self._reading: asyncio.Task[None] | None = None
         self._now = asyncio.get_running_loop().time
@@ -108,9 +130,9 @@ class Catalogue:
         A queue that has been served before is accepted without a live worker: the request waits.
 
         Raises:
-            ModelNotFound: no such queue, or it does not serve the model; `known` lists what there is.
+            ModelNotFound: no such queue, model or handler; `known` lists what there is.
             Unsupported: no worker there does this kind of work.
-            InvalidRequest: token ids outside the vocabulary.
+            InvalidRequest: token ids outside the vocabulary, or an input that no worker's schema allows.
             TooLong: prompt and answer do not fit. Told for token ids only; a text is counted by the worker.
         """
         age_s = self._now() - self._read_at
@@ -182,30 +204,37 @@ class Catalogue:
             if not isinstance(found, _Offer):
                 return found, 0
             offer = self._offers[wish] = found
-        return offer.refusal(request), offer.max_request_bytes
+        return offer.refusal(request, self._schemas), offer.max_request_bytes
 
     def _find(self, model: str | None, kind: str) -> _Offer | StreamfleetError:
         cards: Sequence[Card] = self._cards
         if not cards:
             return _Offer() if self._queue in self._known else self._no_queue()
+        if kind == "call":
+            # What else the queue's workers serve is no handler.
+            cards = [card for card in cards if kind in card.tasks]
+            if not cards:
+                return self._not_done(kind)
         if model is not None:
+            known = sorted({card.model for card in cards})
             cards = [card for card in cards if card.model == model]
             if not cards:
-                known = sorted({card.model for card in self._cards})
+                what = f"handler {model!r}" if kind == "call" else f"model {model!r}"
+                way_out = "check the name" if kind == "call" else "leave `model` out"
                 return ModelNotFound(
-                    f"queue {self._queue!r} does not serve model {model!r} but {', '.join(known)}: "
-                    "leave `model` out, or submit to a queue that serves it",
+                    f"queue {self._queue!r} does not serve {what} but {', '.join(known)}: "
+                    f"{way_out}, or submit to a queue that serves it",
                     known=known,
                 )
         cards = [card for card in cards if kind in card.tasks]
-        if not cards:
-            tasks = sorted({task for card in self._cards for task in card.tasks})
-            return Unsupported(
-                f"queue {self._queue!r} does {', '.join(tasks)}, not {kind}: "
-                "submit to a queue whose workers do",
-                feature=kind,
-            )
-        return _Offer.of(cards)
+        return _Offer.of(cards) if cards else self._not_done(kind)
+
+    def _not_done(self, kind: str) -> Unsupported:
+        tasks = sorted({task for card in self._cards for task in card.tasks})
+        return Unsupported(
+            f"queue {self._queue!r} does {', '.join(tasks)}, not {kind}: submit to a queue whose workers do",
+            feature=kind,
+        )
 
     def _no_queue(self) -> ModelNotFound:
         there = (

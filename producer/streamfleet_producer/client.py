@@ -8,32 +8,36 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, Self, Unpack, get_args, overload
+from typing import Any, Literal, Self, Unpack, get_args, overload
 
 from streamfleet_common import codec
 from streamfleet_common.cards import Card
 from streamfleet_common.connections import Connections
 from streamfleet_common.depth import Depth
 from streamfleet_common.errors import InvalidRequest, StreamfleetError
+from streamfleet_common.one_shot import CallRequest
 from streamfleet_common.records import Record
 from streamfleet_common.schemas import End, GenerateRequest, Request, State
 from streamfleet_common.settings import Durability
-from streamfleet_common.submissions import Submitted
 from streamfleet_producer.answer import Answer, Answers, too_late
 from streamfleet_producer.catalogue import CARD_LIFE_S
 from streamfleet_producer.event_reader import MAX_BYTES, MAX_FRAMES, EventReader
+from streamfleet_producer.handler_calls import HandlerCalls
+from streamfleet_producer.handler_values import plain_input
 from streamfleet_producer.intake import Intake, checked, not_found
 from streamfleet_producer.link import GRACE_S, OUTAGE_S, SILENCE_S, Link, Patience
 from streamfleet_producer.many import Many
+from streamfleet_producer.one_shot import OneShot
+from streamfleet_producer.opening import opening
 from streamfleet_producer.ticket import DEADLINE_S, Options, Status, Ticket
 from streamfleet_producer.token_counter import TokenCounter
-from streamfleet_producer.token_stream import TokenStream
+from streamfleet_producer.token_stream import PartStream, TokenStream
 
 LAST_LOOK_S = 1.0
 """How long a caller's timeout leaves for asking the record once more."""
 
 
-class Client:
+class Client(OneShot, HandlerCalls):
     """Submits requests to one queue and reads their answers; `async with` it, or `open` and `close`.
 
     It connects when it is first used. All times are seconds. Safe for any number of tasks on one event loop.
@@ -136,35 +140,26 @@ class Client:
             Conflict: the idempotency key was used for another request.
         """
         link = self._open_link()
-
-        reader = EventReader(
-            link,
-            on_restart=options.get("on_restart", "restart"),
-            max_frames=max_buffered_frames,
-            max_bytes=max_buffered_bytes,
+        bounds = (max_buffered_frames, max_buffered_bytes)
+        return TokenStream(
+            *opening(link, self._intake, request, key=idempotency_key, options=options, bounds=bounds)
         )
 
-        async def opening() -> Ticket:
-            submission = await self._intake.prepare(
-                link.catalogue,
-                request,
-                stream=True,
-                key=idempotency_key,
-                options=options,
-                rids=link.rids,
-            )
-            rid = submission.envelope.rid
-            await reader.listen(rid)
-            try:
-                submitted = await link.submit(submission)
-            except BaseException:
-                await reader.leave()
-                raise
-            deadline_s = options.get("deadline_s", DEADLINE_S)
-            reader.accepted(submitted, keyed=idempotency_key is not None, deadline_s=deadline_s)
-            return _ticket(rid, submitted)
+    def call_stream(
+        self,
+        handler: str,
+        input: Any,  # noqa: A002 (the field's word)
+        *,
+        idempotency_key: str | None = None,
+        **options: Unpack[Options],
+    ) -> PartStream:
+        """Call a handler when entered, and give the parts of its output as they come; see `PartStream`.
 
-        return TokenStream(reader, opening)
+        Raises, when entered, as `stream` does: see `HandlerCalls` also.
+        """
+        request = CallRequest(handler=handler, input=plain_input(input))
+        link = self._open_link()
+        return PartStream(*opening(link, self._intake, request, key=idempotency_key, options=options))
 
     def attach(self, id: str) -> TokenStream:  # noqa: A002 (the word of the whole API)
         """The events of a request that was submitted before, from the first one on.
@@ -179,13 +174,13 @@ class Client:
 
         reader = EventReader(link)
 
-        async def opening() -> Ticket:
+        async def joining() -> Ticket:
             record = await self._record(link, id)
             await reader.listen(id)
             reader.arm(deadline_at=_deadline_at(record), doubtful=True)
             return Ticket(id, record.state, duplicate=True, depth=0)
 
-        return TokenStream(reader, opening)
+        return TokenStream(reader, joining)
 
     # --- the answer when it is there
 
@@ -301,7 +296,7 @@ class Client:
         submission = await self._intake.prepare(
             link.catalogue, request, stream=stream, key=idempotency_key, options=options
         )
-        return _ticket(submission.envelope.rid, await link.submit(submission))
+        return Ticket.of(submission.envelope.rid, await link.submit(submission))
 
     async def result(
         self,
@@ -372,6 +367,10 @@ class Client:
 
     # --- parts
 
+    async def max_bytes(self, request: Request) -> int:
+        """How many bytes such a request may have, encoded. Raises as `submit`, if no worker would take it."""
+        return await self._intake.max_bytes(self._open_link().catalogue, request)
+
     def _open_link(self) -> Link:
         if self._link is None:
             raise RuntimeError("the client is not open: use `async with Client(…)`, or await its open()")
@@ -382,10 +381,6 @@ class Client:
         if record is None:
             raise not_found()
         return record
-
-
-def _ticket(rid: str, submitted: Submitted) -> Ticket:
-    return Ticket(rid, submitted.state, submitted.outcome == "duplicate", submitted.depth)
 
 
 def _now() -> float:

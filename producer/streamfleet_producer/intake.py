@@ -11,6 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 from streamfleet_common.decisions import DecideRequest
 from streamfleet_common.errors import InvalidRequest, RequestNotFound
 from streamfleet_common.message import QueueName, Rid, Tenant, problems
+from streamfleet_common.one_shot import CallRequest, ClassifyRequest, EmbedRequest, RerankRequest
 from streamfleet_common.schemas import (
     MAX_DEADLINE_MS,
     MAX_RESULT_TTL_MS,
@@ -42,7 +43,7 @@ _AS_THE_FLEET = Retry()
 _NEVER = Retry(attempts=1)
 # What a template has in the place of what each request has of its own.
 _NO_RID = "00" + "0" * 32
-_KINDS = (GenerateRequest, DecideRequest)
+_KINDS = (GenerateRequest, DecideRequest, EmbedRequest, ClassifyRequest, RerankRequest, CallRequest)
 _NO_REQUEST = GenerateRequest(prompt="-")
 
 
@@ -95,10 +96,11 @@ class Intake:
         """
         if not isinstance(request, _KINDS):
             raise InvalidRequest(
-                f"a request is wanted, not {type(request).__name__}: build a GenerateRequest or DecideRequest"
+                f"a request is wanted, not {type(request).__name__}: "
+                f"build one of {', '.join(kind.__name__ for kind in _KINDS)}"
             )
         template = self._template(stream, key, options)
-        limit = min(await catalogue.check(request), self._max_request_bytes)
+        limit = await self.max_bytes(catalogue, request)
         await self.lengths.refuse(catalogue, request)
         if key is not None or rids is None:
             return Submission.of(template.around(self.rid(key), request), limit)
@@ -108,6 +110,10 @@ class Intake:
         except BaseException:
             rids.give_back(rid)
             raise
+
+    async def max_bytes(self, catalogue: Catalogue, request: Request) -> int:
+        """How many bytes such a request may have, encoded. Raises as `Catalogue.check`."""
+        return min(await catalogue.check(request), self._max_request_bytes)
 
     def _template(self, stream: bool, key: str | None, options: Options) -> Envelope:
         """The envelope that these options make, for any request. Most requests of a client share a few."""

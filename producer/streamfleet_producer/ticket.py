@@ -13,6 +13,7 @@ from streamfleet_common.errors import (
 )
 from streamfleet_common.records import Record
 from streamfleet_common.schemas import End, Lane, Retry, State
+from streamfleet_common.submissions import Submitted
 
 DEADLINE_S = 600.0
 RESULT_TTL_S = 600.0
@@ -51,6 +52,10 @@ class Ticket:
     """The idempotency key was used before, for the same request: nothing new was submitted."""
     depth: int
     """Accepted and unfinished requests of the queue, this one included; 0 for a duplicate."""
+
+    @classmethod
+    def of(cls, rid: str, submitted: Submitted) -> Ticket:
+        return cls(rid, submitted.state, submitted.outcome == "duplicate", submitted.depth)
 
 
 @dataclass(frozen=True, slots=True)

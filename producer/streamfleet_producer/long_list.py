@@ -1,0 +1,123 @@
+"""Long lists: cut into what a request may hold, submitted with a bound, and put together again."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar, Unpack
+
+from streamfleet_common.errors import InvalidRequest, StreamfleetError
+from streamfleet_common.one_shot import MAX_ITEMS
+from streamfleet_common.schemas import End, Request
+from streamfleet_producer.answer import too_late
+from streamfleet_producer.slices import moved, slices
+from streamfleet_producer.ticket import Options
+
+MAX_IN_FLIGHT = 32
+"""Requests of one list that are submitted and not answered."""
+AROUND_BYTES = 4096
+"""More than what is around the items takes, in a request or in its answer, the longest names included."""
+
+_Item = TypeVar("_Item")
+
+
+class Runner(Protocol):
+    """What a client has for it."""
+
+    async def run(
+        self,
+        request: Request,
+        *,
+        timeout: float | None = None,  # noqa: ASYNC109
+        **options: Unpack[Options],
+    ) -> End: ...
+
+    async def max_bytes(self, request: Request) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """The answer to a part of a list: to so many items from this place on."""
+
+    start: int
+    count: int
+    end: End
+
+
+@dataclass(frozen=True)
+class LongList(Generic[_Item]):
+    """A list, and how requests are made of its parts."""
+
+    items: Sequence[_Item]
+    request: Callable[[Sequence[_Item]], Request]
+    size: Callable[[_Item], int]
+    """Bytes of an item in a request."""
+    most: int = MAX_ITEMS
+    """Items of a request."""
+    rows: Callable[[_Item], int] = lambda _: 1
+    """What an item takes of the rows of a request, of which there are `MAX_ITEMS`."""
+    shared_bytes: int = 0
+    """What each request has of the same size, besides names and flags."""
+
+    async def answers(
+        self,
+        runner: Runner,
+        timeout: float | None,  # noqa: ASYNC109 (for all together)
+        options: Options,
+    ) -> list[Answered]:
+        """The answers to all parts, in order; none to an empty list.
+
+        Raises:
+            DeadlineExceeded: not all are there after `timeout` seconds.
+            StreamfleetError: as `runner.run`, of the part that failed first; an item that is to blame is told
+                by its place in the whole list. The other parts are cancelled.
+        """
+        if not self.items:
+            return []
+        loop = asyncio.get_running_loop()
+        late_at = math.inf if timeout is None else loop.time() + timeout
+        max_bytes = await runner.max_bytes(self.request(self.items[:1]))
+        weights = [(1, self.rows(item), self.size(item)) for item in self.items]
+        limits = (self.most, MAX_ITEMS, max_bytes - AROUND_BYTES - self.shared_bytes)
+        # All of them first: what is wrong is told before anything is submitted.
+        parts = [(part, self._made(part)) for part in slices(weights, limits)]
+        free = asyncio.Semaphore(MAX_IN_FLIGHT)
+
+        async def answer(part: slice, request: Request) -> Answered:
+            async with free:
+                left = late_at - loop.time()
+                if left <= 0:
+                    raise too_late()
+                try:
+                    end = await runner.run(request, timeout=None if timeout is None else left, **options)
+                except StreamfleetError as error:
+                    raise self._moved(error, part) from None
+            return Answered(part.start, part.stop - part.start, end)
+
+        if len(parts) == 1:
+            return [await answer(*parts[0])]
+        answering = [asyncio.ensure_future(answer(*part)) for part in parts]
+        try:
+            return await asyncio.gather(*answering)
+        finally:
+            for one in answering:
+                one.cancel()
+            await asyncio.gather(*answering, return_exceptions=True)
+
+    def _made(self, part: slice) -> Request:
+        try:
+            return self.request(self.items[part])
+        except InvalidRequest as error:
+            raise self._moved(error, part) from None
+
+    def _moved(self, error: StreamfleetError, part: slice) -> StreamfleetError:
+        return moved(error, part.start, sum(map(self.rows, self.items[: part.start])))
+
+
+def size_of(value: object) -> int:
+    """Bytes that a text takes in a request at most. What is none is refused by the schema."""
+    if not isinstance(value, str):
+        return 0
+    return 5 + (len(value) if value.isascii() else len(value.encode("utf-8", "replace")))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 if TYPE_CHECKING:
     from streamfleet_worker.engine.item import ItemSpec
@@ -31,22 +31,25 @@ class Item:
     waits: bool = True
 
 
-@dataclass(slots=True)
-class _Bucket:
+AnItem = TypeVar("AnItem", bound=Item)
+
+
+@dataclass(eq=False, slots=True)
+class _Bucket(Generic[AnItem]):
     """Waiting items of one group and one rounded length, the oldest first."""
 
     group: Hashable
     length: int
-    heap: list[tuple[float, int, Item]] = field(default_factory=list)
+    heap: list[tuple[float, int, AnItem]] = field(default_factory=list)
     """With those that have left; they are dropped when they come to the top."""
     count: int = 0
 
-    def oldest(self) -> Item | None:
+    def oldest(self) -> AnItem | None:
         while self.heap and not self.heap[0][2].waits:
             heapq.heappop(self.heap)
         return self.heap[0][2] if self.heap else None
 
-    def pop(self) -> Item | None:
+    def pop(self) -> AnItem | None:
         item = self.oldest()
         if item is not None:
             heapq.heappop(self.heap)
@@ -55,7 +58,7 @@ class _Bucket:
         return item
 
 
-class ItemLine:
+class ItemLine(Generic[AnItem]):
     """Sorts items into buckets by group and length, and makes batches of them.
 
     A batch is launched when its bucket can fill it, or when the oldest item of all has come to its age: so
@@ -84,7 +87,7 @@ class ItemLine:
         self._max_delay_s = max_delay_s
         self._step = length_step
         self._exact = exact
-        self._buckets: dict[tuple[Hashable, int], _Bucket] = {}
+        self._buckets: dict[tuple[Hashable, int], _Bucket[AnItem]] = {}
         self._numbers = itertools.count()
         self._good = 0
         self.waiting = 0
@@ -95,7 +98,7 @@ class ItemLine:
         """Tokens in a batch now."""
         return self._budget
 
-    def add(self, item: Item) -> None:
+    def add(self, item: AnItem) -> None:
         """Let an item wait."""
         item.bucket = -(-item.spec.length // self._step) * self._step
         item.waits = True
@@ -107,7 +110,14 @@ class ItemLine:
         bucket.count += 1
         self.waiting += 1
 
-    def remove(self, item: Item) -> None:
+    def hasten(self, item: AnItem, accepted_at: float) -> None:
+        """Let an item that waits be as old as this, which is older than it was."""
+        item.accepted_at = accepted_at
+        bucket = self._buckets[item.spec.group, item.bucket]
+        # Its old entry is passed over once the item has left.
+        heapq.heappush(bucket.heap, (accepted_at, next(self._numbers), item))
+
+    def remove(self, item: AnItem) -> None:
         """Let an item go, if it still waits."""
         if not item.waits:
             return
@@ -123,13 +133,13 @@ class ItemLine:
             bucket.heap = [entry for entry in bucket.heap if entry[2].waits]
             heapq.heapify(bucket.heap)
 
-    def take(self, now: float) -> list[Item]:
+    def take(self, now: float) -> list[AnItem]:
         """The next batch; empty if none is to be launched yet."""
         bucket = self._due(now)
         if bucket is None:
             return []
         rows = self._rows(bucket.length)
-        batch: list[Item] = []
+        batch: list[AnItem] = []
         for source in self._sources(bucket):
             while len(batch) < rows and (item := source.pop()) is not None:
                 batch.append(item)
@@ -149,8 +159,9 @@ class ItemLine:
         assert item is not None  # noqa: S101  a bucket without items is dropped
         return max(0.0, item.accepted_at + self._max_delay_s - now)
 
-    def lower_budget(self, tokens: int) -> None:
-        """A batch of so many tokens was too much for the memory: make smaller ones for a while."""
+    def lower_budget(self, batch: Sequence[AnItem]) -> None:
+        """This batch was too much for the memory: make smaller ones for a while."""
+        tokens = len(batch) * max(1, *(item.bucket for item in batch))
         self._budget = max(1, min(self._budget, tokens) // 2)
         self._good = 0
 
@@ -164,21 +175,21 @@ class ItemLine:
 
     # --- rules
 
-    def _due(self, now: float) -> _Bucket | None:
+    def _due(self, now: float) -> _Bucket[AnItem] | None:
         """The bucket to launch from."""
         oldest = self._oldest()
         if oldest is None:
             return None
         item = oldest.oldest()
-        if item is not None and now - item.accepted_at >= self._max_delay_s:
+        if item is not None and now >= item.accepted_at + self._max_delay_s:
             return oldest
         full = [bucket for bucket in self._buckets.values() if self._is_full(bucket)]
         return min(full, key=_age) if full else None
 
-    def _oldest(self) -> _Bucket | None:
+    def _oldest(self) -> _Bucket[AnItem] | None:
         return min(self._buckets.values(), key=_age) if self._buckets else None
 
-    def _is_full(self, bucket: _Bucket) -> bool:
+    def _is_full(self, bucket: _Bucket[AnItem]) -> bool:
         rows = self._rows(bucket.length)
         # Most lines have one bucket that matters, so the others are counted only if it has not enough.
         return bucket.count >= rows or sum(source.count for source in self._sources(bucket)) >= rows
@@ -186,7 +197,7 @@ class ItemLine:
     def _rows(self, length: int) -> int:
         return min(self._max_batch_size, max(1, self._budget // max(1, length)))
 
-    def _sources(self, bucket: _Bucket) -> list[_Bucket]:
+    def _sources(self, bucket: _Bucket[AnItem]) -> list[_Bucket[AnItem]]:
         """The bucket, and those that may fill its batch up, the longest first."""
         if self._exact or not bucket.length:
             return [bucket]
@@ -199,6 +210,6 @@ class ItemLine:
         return [bucket, *sorted(smaller, key=lambda other: -other.length)]
 
 
-def _age(bucket: _Bucket) -> tuple[float, int]:
+def _age(bucket: _Bucket[Any]) -> tuple[float, int]:
     bucket.oldest()  # so that the first of the heap still waits
     return bucket.heap[0][:2]

@@ -7,23 +7,25 @@ What an item is, and how a batch of them is run, is its task's and its runner's 
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from streamfleet_common.errors import DeadlineExceeded, GenerationFailed, StreamfleetError
+from streamfleet_common.errors import DeadlineExceeded, GenerationFailed
 from streamfleet_common.schemas import Request
 from streamfleet_worker.engine.answer_cache import AnswerCache
 from streamfleet_worker.engine.asked import Asked, Shared
 from streamfleet_worker.engine.base import Arrival, EngineInfo, Finished, Key, Output, Parts, Room, Step
-from streamfleet_worker.engine.faults import is_out_of_memory
+from streamfleet_worker.engine.faults import failure_of, is_out_of_memory, of_company, place_of
 from streamfleet_worker.engine.item import (
     Done,
     ItemBatch,
     Job,
     Outcome,
     Part,
+    Progress,
     RetryLater,
     Runner,
     Running,
@@ -33,7 +35,6 @@ from streamfleet_worker.engine.item_line import ItemLine
 
 WINDOW = 4
 """Batches of items that a worker holds, so that they can be sorted by length."""
-PROBLEM_CHARS = 1000
 
 log = logging.getLogger(__name__)
 
@@ -44,17 +45,24 @@ class _Trial:
 
     left: int
     """Items that are still to be tried, or running."""
-    survivors: int = 0
+    good: int = 0
+    """Items that have come to their end."""
 
 
-@dataclass(slots=True)
+@dataclass(eq=False, slots=True)
 class _Batch:
     items: list[Shared]
     running: Running
     trial: _Trial | None
-    device_s: float = 0.0
-    askers: list[Asked] = field(default_factory=list)
+    askers: list[Asked]
     """Whose items it has, each once."""
+    device_s: float = 0.0
+    good: int = 0
+    """Items that have come to their end."""
+
+    @property
+    def is_wanted(self) -> bool:
+        return any(item.owners for item in self.items)
 
 
 class MicroBatchEngine:
@@ -97,7 +105,7 @@ class MicroBatchEngine:
         self._bisect = bisect
         self._answers = AnswerCache() if answers is None else answers
         self._clock = clock
-        self._line = ItemLine(
+        self._line: ItemLine[Shared] = ItemLine(
             max_batch_size=info.max_batch_size,
             max_batch_tokens=max_batch_tokens,
             max_delay_s=max_delay_s,
@@ -109,6 +117,7 @@ class MicroBatchEngine:
         self._running: list[_Batch] = []
         self._halves: deque[tuple[list[Shared], _Trial]] = deque()
         self._unborn: list[Output] = []  # ends of those that need no batch
+        self._next_deadline = math.inf
         self._item_bytes = 0
         self._coalesced = 0
 
@@ -156,9 +165,10 @@ class MicroBatchEngine:
         for key in keys:
             if key in self._asked:
                 self._leave(self._asked[key])
+        self._drop_unwanted()
 
     def step(self) -> Step:
-        """Launch what is due, and go on with what runs.
+        """Launch a batch that is due, and go on with one that is ready.
 
         Raises:
             GenerationFailed: nothing can be run any more; the engine is of no more use.
@@ -166,20 +176,32 @@ class MicroBatchEngine:
         now = self._clock()
         step = Step(outputs=self._unborn)
         self._unborn = []
-        self._expire(now, step)
-        while len(self._running) < self._runner.slots and self._launch(now, step):
-            pass
-        for batch in [batch for batch in self._running if batch.running.is_ready]:
+        if now >= self._next_deadline:
+            self._expire(now, step)
+        if len(self._running) < self._runner.slots:
+            self._launch(now, step)
+        # One a step, so that its report is of one batch; each in its turn.
+        batch = next((batch for batch in self._running if batch.running.is_ready), None)
+        if batch is not None:
+            self._running.remove(batch)
+            self._running.append(batch)
             self._advance(batch, step)
+            self._drop_unwanted()
         return step
 
     def due_in(self) -> float | None:
         """Seconds until `step` has something to do."""
         if self._unborn or any(batch.running.is_ready for batch in self._running):
             return 0.0
-        if len(self._running) >= self._runner.slots:
-            return None  # `listen` tells
-        return 0.0 if self._halves else self._line.due_in(self._clock())
+        now = self._clock()
+        # Of what runs elsewhere `listen` tells.
+        due_in = self._next_deadline - now
+        if len(self._running) < self._runner.slots:
+            if self._halves:
+                return 0.0
+            line_due_in = self._line.due_in(now)
+            due_in = due_in if line_due_in is None else min(due_in, line_due_in)
+        return None if due_in == math.inf else max(0.0, due_in)
 
     def room(self) -> Room:
         """What could be added now."""
@@ -190,13 +212,14 @@ class MicroBatchEngine:
     def close(self) -> None:
         """Free what the runner holds."""
         for batch in self._running:
-            batch.running.close()
+            _close(batch)
         self._runner.close()
 
     # --- arrival ----------------------------------------------------------------------------
 
     def _take_in(self, asked: Asked, now: float) -> None:
         self._asked[asked.key] = asked
+        self._next_deadline = min(self._next_deadline, asked.arrival.deadline_at)
         accepted_at = asked.arrival.accepted_at
         for place, spec in enumerate(asked.job.items):
             key = None if spec.digest is None else (spec.group, spec.digest)
@@ -206,11 +229,8 @@ class MicroBatchEngine:
                     asked.give(place, result)
                     continue
                 item = self._shared.get(key)
-                # One that comes in parts has begun without this request.
-                if item is not None and not item.parts:
-                    self._coalesced += 1
-                    item.owners.append((asked, place))
-                    asked.items[place] = item
+                if item is not None:
+                    self._join(item, asked, place, now)
                     continue
             item = Shared(spec, accepted_at, key=key, owners=[(asked, place)])
             asked.items[place] = item
@@ -222,83 +242,89 @@ class MicroBatchEngine:
             step = Step(outputs=self._unborn)
             self._answer(asked, step)
 
+    def _join(self, item: Shared, asked: Asked, place: int, now: float) -> None:
+        """Let a request wait for an item that is there already."""
+        self._coalesced += 1
+        item.owners.append((asked, place))
+        asked.items[place] = item
+        if not item.waits:
+            asked.start(now)
+        elif asked.arrival.accepted_at < item.accepted_at:
+            self._line.hasten(item, asked.arrival.accepted_at)
+
     def _expire(self, now: float, step: Step) -> None:
         late = [asked for asked in self._asked.values() if now >= asked.arrival.deadline_at]
         for asked in late:
             error = DeadlineExceeded("the deadline passed before the answer was complete")
             self._end(asked, asked.failed("expired", now, error), step)
+        deadlines = (asked.arrival.deadline_at for asked in self._asked.values())
+        self._next_deadline = min(deadlines, default=math.inf)
+        self._drop_unwanted()
 
     # --- batches ----------------------------------------------------------------------------
 
-    def _launch(self, now: float, step: Step) -> bool:
-        """Begin a batch; whether there was one to begin."""
+    def _launch(self, now: float, step: Step) -> None:
+        """Begin a batch, if there is one to begin."""
         trial: _Trial | None = None
         if self._halves:
-            items, trial = self._halves.popleft()
-            wanted = [item for item in items if item.owners]
-            trial.left -= len(items) - len(wanted)
-            items = wanted
+            half, trial = self._halves.popleft()
+            items = [item for item in half if item.owners]
+            self._tried(trial, len(half) - len(items), 0)
         else:
-            items = [item for item in self._line.take(now) if isinstance(item, Shared)]
-            if not items:
-                return False
+            items = self._line.take(now)
         if not items:
-            return True
+            return
         length = max(item.bucket for item in items)
         lengths = tuple(item.spec.length for item in items)
         values = ItemBatch([item.spec.value for item in items], items[0].spec.group, length, lengths)
         askers = list({id(asked): asked for item in items for asked, _ in item.owners}.values())
         for asked in askers:
             asked.start(now)
+            asked.batches += 1
         step.rows += len(items)
         step.prompt_tokens += sum(lengths)
         step.padded_tokens += length * len(items)
         try:
             running = self._runner.launch(values)
         except Exception as error:  # noqa: BLE001  whatever a model or a handler raises is its items' fault
-            self._split(items, error, trial, step)
-            return True
-        self._running.append(_Batch(items, running, trial, askers=askers))
-        return True
+            self._split(items, error, trial or self._trial(items, error), step)
+        else:
+            self._running.append(_Batch(items, running, trial, askers))
 
     def _advance(self, batch: _Batch, step: Step) -> None:
         began = time.perf_counter()
         try:
             progress = batch.running.advance()
         except Exception as error:  # noqa: BLE001
-            self._running.remove(batch)
-            self._charge(batch, time.perf_counter() - began, step)
-            if any(item.parts for item in batch.items):
-                # What was given cannot be taken back by running them again.
-                for item in batch.items:
-                    self._fail(item, error, step)
-            else:
-                self._split(batch.items, error, batch.trial, step)
+            self._charge(batch, time.perf_counter() - began)
+            self._end_batch(batch, step)
+            self._give_up(batch, error, step)
             return
-        batch.device_s += progress.device_s
-        ended = progress.ended
+        self._charge(batch, progress.device_s)
         if len(progress.outcomes) != len(batch.items):
-            ended = True
+            if not progress.ended:
+                _close(batch)
             fault = f"{len(batch.items)} outcomes are wanted of the runner, and {len(progress.outcomes)} came"
-            progress.outcomes = [GenerationFailed(fault)] * len(batch.items)
-        if ended:
-            self._running.remove(batch)
-            self._charge(batch, batch.device_s, step)
+            progress = Progress([GenerationFailed(fault)] * len(batch.items))
+        self._take(batch, progress.outcomes, ended=progress.ended, step=step)
+        if progress.ended:
+            self._end_batch(batch, step)
             self._line.fared_well()
-        self._take(batch, progress.outcomes, ended=ended, step=step)
-        if not ended and not any(item.owners for item in batch.items):
-            self._running.remove(batch)
-            batch.running.close()
+            self._tried(batch.trial or _Trial(len(batch.items)), len(batch.items), batch.good)
 
-    def _charge(self, batch: _Batch, seconds: float, step: Step) -> None:
-        step.device_s += seconds
+    def _charge(self, batch: _Batch, seconds: float) -> None:
+        batch.device_s += seconds
         for asked in batch.askers:
             asked.device_s += seconds
-            asked.batches += 1
+
+    def _end_batch(self, batch: _Batch, step: Step) -> None:
+        self._running.remove(batch)
+        step.device_s += batch.device_s
 
     def _take(self, batch: _Batch, outcomes: Sequence[Outcome], *, ended: bool, step: Step) -> None:
-        failed = 0
         for item, outcome in zip(batch.items, outcomes, strict=True):
+            if isinstance(outcome, Done):
+                batch.good += 1
             if item.ended:
                 continue
             if isinstance(outcome, Part):
@@ -307,35 +333,56 @@ class MicroBatchEngine:
                 self._done(item, outcome.value, step)
             elif isinstance(outcome, Exception):
                 self._fail(item, outcome, step)
-                failed += 1
+                # To be asked to come again is no sign of ruin.
+                batch.good += isinstance(outcome, RetryLater)
             if ended and not item.ended:
                 self._fail(item, GenerationFailed("it ended without an answer to this item"), step)
-        if ended and batch.trial is not None:
-            self._tried(batch.trial, len(batch.items), failed)
-        elif ended and failed == len(batch.items):
-            self._tried(_Trial(failed), failed, failed)
 
-    def _split(self, items: list[Shared], error: Exception, trial: _Trial | None, step: Step) -> None:
+    def _give_up(self, batch: _Batch, error: Exception, step: Step) -> None:
+        """A batch that ran has failed as a whole: run its items again, but for what cannot be taken back."""
+        trial = batch.trial or self._trial(batch.items, error)
+        given = [item for item in batch.items if item.parts and not item.ended]
+        for item in given:
+            self._fail(item, of_company(error, len(batch.items)), step)
+        left = [item for item in batch.items if not item.ended]
+        again = len(left) < len(batch.items) and self._bisect and not isinstance(error, RetryLater)
+        self._tried(trial, len(batch.items) - len(left), batch.good)
+        if again and left:
+            # Whoever it was may be gone.
+            self._halves.appendleft((left, trial))
+        elif left:
+            self._split(left, error, trial, step)
+
+    def _trial(self, items: list[Shared], error: Exception) -> _Trial:
+        # Once a batch: its halves may fail again for an item that is too large in any company.
+        if is_out_of_memory(error) and len(items) > 1:
+            self._line.lower_budget(items)
+        return _Trial(len(items))
+
+    def _split(self, items: list[Shared], error: Exception, trial: _Trial, step: Step) -> None:
         """Find out which items make a batch fail: each half is tried by itself."""
-        if is_out_of_memory(error):
-            self._line.lower_budget(max(item.bucket for item in items) * len(items))
-        if trial is None:
-            trial = _Trial(len(items))
         if isinstance(error, RetryLater) or not self._bisect or len(items) == 1:
             for item in items:
-                self._fail(item, error, step)
+                self._fail(item, of_company(error, len(items)), step)
             # To be asked to come again is no sign of ruin.
-            self._tried(trial, len(items), 0 if isinstance(error, RetryLater) else len(items))
+            self._tried(trial, len(items), len(items) if isinstance(error, RetryLater) else 0)
             return
-        log.warning("a batch of %d failed, and is tried in halves: %s", len(items), _words(error))
+        log.warning("a batch of %d failed, and is tried in halves: %s", len(items), place_of(error))
         middle = len(items) // 2
         self._halves.extendleft([(items[middle:], trial), (items[:middle], trial)])
 
-    def _tried(self, trial: _Trial, tried: int, failed: int) -> None:
+    def _tried(self, trial: _Trial, tried: int, good: int) -> None:
+        """So many items of a trial have ended, of which so many were good."""
         trial.left -= tried
-        trial.survivors += tried - failed
-        if not trial.left and not trial.survivors and self._runner.is_broken():
+        trial.good += good
+        if tried and not trial.left and not trial.good and self._runner.is_broken():
             raise GenerationFailed("nothing can be run any more: every item failed, and so does a trial")
+
+    def _drop_unwanted(self) -> None:
+        """End the batches of which nobody wants anything any more."""
+        for batch in [batch for batch in self._running if not batch.is_wanted]:
+            self._running.remove(batch)
+            _close(batch)
 
     # --- outcomes ---------------------------------------------------------------------------
 
@@ -360,19 +407,21 @@ class MicroBatchEngine:
         try:
             finished = asked.answer(now)
         except Exception as error:  # noqa: BLE001  results that make no answer fail their request alone
-            finished = asked.failed("failed", now, _failure(error))
+            log.warning("request %s epoch %d has no answer: %s", *asked.key, place_of(error))
+            finished = asked.failed("failed", now, failure_of(error))
         self._end(asked, finished, step)
 
     def _fail(self, item: Shared, error: Exception, step: Step) -> None:
+        if item.ended:
+            return  # with its request, of which another item has failed
+        after_s = error.after_s if isinstance(error, RetryLater) else None
         for asked, place in self._close(item):
             asked.items.pop(place, None)
             if asked.key not in self._asked:
-                continue  # another of its items has failed in this very batch
-            cause = _failure(error)
-            if asked.job.n > 1:
-                cause = _named(cause, place)
-            log.warning("request %s epoch %d failed: %s", *asked.key, _words(cause))
-            after_s = error.after_s if isinstance(error, RetryLater) else None
+                continue  # it has this item twice
+            # Without the error's own words, which may quote the item.
+            log.warning("request %s epoch %d failed on item %d: %s", *asked.key, place, place_of(error))
+            cause = failure_of(error, place if asked.job.n > 1 else None)
             self._end(asked, asked.failed("failed", self._clock(), cause, after_s), step)
 
     def _close(self, item: Shared) -> list[tuple[Asked, int]]:
@@ -390,6 +439,8 @@ class MicroBatchEngine:
     def _leave(self, asked: Asked) -> None:
         """A request goes; what only it wanted goes with it, but for what runs."""
         del self._asked[asked.key]
+        if not self._asked:
+            self._next_deadline = math.inf
         for item in asked.items.values():
             item.owners = [owner for owner in item.owners if owner[0] is not asked]
             if not item.owners and not item.ended:
@@ -397,31 +448,10 @@ class MicroBatchEngine:
                     self._line.remove(item)
                 self._close(item)
         asked.items.clear()
-        for batch in [batch for batch in self._running if not any(item.owners for item in batch.items)]:
-            self._running.remove(batch)
-            batch.running.close()
 
 
-def _failure(error: Exception) -> StreamfleetError:
-    if isinstance(error, StreamfleetError):
-        return error
-    if isinstance(error, RetryLater):
-        return GenerationFailed(str(error), retryable=True)
-    return GenerationFailed(f"it failed on this request: {_words(error)}", retryable=is_out_of_memory(error))
-
-
-def _named(error: StreamfleetError, place: int) -> StreamfleetError:
-    """The same error, saying which of a request's items it is about."""
-    message = f"item {place}: {error.message}"
-    named = error.__class__.__new__(error.__class__)
-    Exception.__init__(named, message)
-    named.message = message
-    named.details = {**error.details, "item": place}
-    named.retryable = error.retryable
-    return named
-
-
-def _words(error: Exception) -> str:
-    if isinstance(error, StreamfleetError):
-        return error.message[:PROBLEM_CHARS]
-    return f"{type(error).__name__}: {error}"[:PROBLEM_CHARS]
+def _close(batch: _Batch) -> None:
+    try:
+        batch.running.close()
+    except Exception as error:  # noqa: BLE001  nobody wants it, and it must not end the others
+        log.warning("a batch could not be closed: %s", place_of(error))

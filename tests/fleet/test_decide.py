@@ -9,6 +9,7 @@ import torch
 from transformers import AutoTokenizer
 
 from reference_model import reference
+from streamfleet_common.schemas import Request
 from streamfleet_producer import ChatMessage, Client, DecideRequest, GenerateRequest, Question, TooLong
 from tiny_model import tiny_model
 
@@ -87,4 +88,21 @@ async def test_what_does_not_fit_is_told_by_its_question(fleet: Client) -> None:
     assert (caught.value.question, caught.value.options, caught.value.fit) == ("long", 2, 0)
     end = await fleet.run(DecideRequest(state=STATE * 10, questions=QUESTIONS, truncate=True), timeout=60)
     assert end.usage.cut_tokens > 100
+    assert end.usage.truncated == 1
     assert len(end.answers) == 2
+
+
+async def test_a_producer_counts_as_the_worker_does(fleet_url: str) -> None:
+    requests: list[Request] = [
+        DecideRequest(state=STATE, questions=QUESTIONS),
+        DecideRequest(state=STATE * 10, questions=QUESTIONS, truncate=True),
+        GenerateRequest(prompt=STATE, max_tokens=1),
+        GenerateRequest(prompt=STATE, max_tokens=1, truncate=9),
+    ]
+    async with Client(fleet_url, queue="tiny", tokenizer=tiny_model()) as fleet:
+        counts = [await fleet.count_tokens(request) for request in requests]
+        ends = await fleet.run_many(requests, timeout=60)
+        assert [end.usage.prompt_tokens for end in ends] == counts
+        assert [end.usage.truncated for end in ends] == [0, 1, 0, 1]
+        with pytest.raises(TooLong):
+            await fleet.count_tokens(DecideRequest(state=STATE * 10, questions=QUESTIONS))

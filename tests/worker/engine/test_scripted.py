@@ -256,7 +256,7 @@ def test_a_prompt_is_cut_where_it_may_be(clock: Clock, side: str, kept: tuple[st
     end = finished(engine.step())["a"]
     assert end.prefill is not None
     assert end.prefill.texts == kept
-    assert (end.usage.prompt_tokens, end.usage.cut_tokens) == (2, 3)
+    assert (end.usage.prompt_tokens, end.usage.cut_tokens, end.usage.truncated) == (2, 3, 1)
 
 
 def test_echo_begins_each_answer_with_the_prompt(clock: Clock) -> None:

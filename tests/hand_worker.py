@@ -154,7 +154,8 @@ class HandWorker:
     async def serving(self, answer: Callable[[Any], dict[str, Any]]) -> AsyncIterator[list[Any]]:
         """Answer whatever comes with the fields that `answer` makes of it, or with the error that it raises.
 
-        Gives the requests, as they come.
+        Gives the requests, as they come. Once for each worker: its last read is given up, and what that had
+        taken by then with it.
         """
         asked: list[Any] = []
 

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 MAX_DELAY_MS = 20.0
 SEQUENCES = 8
 """In a batch of generation, if nobody says."""
-ITEMS = 32
-"""In a micro-batch, if nobody says."""
 
 
 def builder(settings: WorkerSettings) -> Callable[[], Engine]:
@@ -101,12 +99,12 @@ def _generation(settings: WorkerSettings) -> Engine:
 
 def _encoder(settings: WorkerSettings) -> Engine:
     from streamfleet_worker.engine.answer_cache import AnswerCache  # noqa: PLC0415
-    from streamfleet_worker.engine.encoder_engine import encoder_engine  # noqa: PLC0415
+    from streamfleet_worker.engine.encoder_engine import MAX_BATCH_SIZE, encoder_engine  # noqa: PLC0415
     from streamfleet_worker.engine.encoder_model import load_encoder  # noqa: PLC0415
 
     return encoder_engine(
         load_encoder(settings.model, settings.device, settings.precision, aliases=settings.models_file),
-        max_batch_size=settings.max_batch_size or ITEMS,
+        max_batch_size=settings.max_batch_size or MAX_BATCH_SIZE,
         max_batch_tokens=settings.max_batch_tokens,
         max_delay_s=_delay_s(settings),
         max_seq_len=settings.max_seq_len,

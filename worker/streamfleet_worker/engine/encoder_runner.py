@@ -133,11 +133,11 @@ class EncoderRunner:
         """
         count = len(rows)
         length = min(length, self._encoder.max_positions)
-        ids, mask, types = self._stage(rows, length)
-        inputs = {"input_ids": ids, "attention_mask": mask}
-        if self._has_types:
-            inputs["token_type_ids"] = types
         with torch.inference_mode():
+            ids, mask, types = self._stage(rows, length)
+            inputs = {"input_ids": ids, "attention_mask": mask}
+            if self._has_types:
+                inputs["token_type_ids"] = types
             output = self._model(**inputs)
             results = output.logits if group == LOGITS else _pool(output.last_hidden_state, mask, group)
             # The one place where a GPU is waited for.

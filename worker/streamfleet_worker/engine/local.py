@@ -10,9 +10,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Mapping
+from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from streamfleet_common.errors import GenerationFailed, StreamfleetError
 from streamfleet_common.schemas import new_rid
@@ -20,9 +21,9 @@ from streamfleet_worker.engine.base import Arrival, Engine, Finished, Key, Parts
 
 if TYPE_CHECKING:
     from streamfleet_common.schemas import Prefill, Request
-    from streamfleet_worker.engine.generation import GenerationEngine
 
 FOREVER_S = 10.0**9
+MAX_BATCH_SIZE = 8
 
 
 class Local:
@@ -32,7 +33,7 @@ class Local:
         engine: what runs; nobody else may call it from here on.
     """
 
-    def __init__(self, engine: GenerationEngine) -> None:
+    def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._wake = threading.Condition()
         self._orders: deque[Callable[[Engine], None]] = deque()
@@ -68,12 +69,13 @@ class Local:
         return self._engine.memory
 
     def count_tokens(self, request: Request) -> int:
-        """Tokens of a request's prompt.
+        """Tokens of a request: its prompt, its texts, its state with all that is asked of it.
 
         Raises:
             InvalidRequest: it could not be run, and why.
         """
-        return self._engine.prepare(request).prompt_tokens
+        prepared: Any = self._engine.prepare(request)
+        return int(prepared.prompt_tokens)
 
     def run(self, request: Request, *, timeout_s: float = FOREVER_S) -> Finished:
         """Run a request to its end.
@@ -184,33 +186,50 @@ def load(
     *,
     preload: bool = True,
     threads: int = 1,
-    max_batch_size: int = 8,
+    max_batch_size: int | None = None,
     max_seq_len: int = 4096,
     exact: bool = True,
+    aliases: Path | None = None,
 ) -> Local:
-    """Load a model and run it here.
+    """Load a model, of either kind, and run it here.
 
     Args:
         model: an alias, a folder, a GGUF file or the name of a hub repository.
-        device: "auto", "cpu", "cuda", "cuda:1", "mps".
+        device: "auto", "cpu", "cpu:<threads>", "cuda", "cuda:<number>", "mps".
         precision: "auto", "float32", "bfloat16" or "float16".
-        preload: run the model once before the first request, and see whether its answers are exact.
+        preload: run the model before the first request.
         threads: of the CPU; they hold for the whole process.
-        max_batch_size: answers that are generated at once.
-        max_seq_len: prompt and answer together, in tokens.
+        max_batch_size: answers that are generated at once, 8 if not said; or texts that are read at once, 32.
+        max_seq_len: prompt and answer together, or one text, in tokens.
         exact: give a request the same bits in any company, where the machine can.
+        aliases: a file of further aliases.
 
     Raises:
         ModelLoadFailed: there is no such model, or it is none that can run here.
         Unsupported: the device or precision is not to be had.
     """
-    from streamfleet_worker.engine import devices, models  # noqa: PLC0415  torch takes seconds to import
-    from streamfleet_worker.engine.generation import GenerationEngine  # noqa: PLC0415
+    # Torch takes seconds to import.
+    from streamfleet_worker.engine import devices, encoder_model  # noqa: PLC0415
 
     devices.set_threads(threads)
+    if encoder_model.kind_of(model, aliases=aliases) == "encoder":
+        from streamfleet_worker.engine import encoder_engine  # noqa: PLC0415
+
+        return Local(
+            encoder_engine.encoder_engine(
+                encoder_model.load_encoder(model, device, precision, aliases=aliases),
+                max_batch_size=max_batch_size or encoder_engine.MAX_BATCH_SIZE,
+                max_seq_len=max_seq_len,
+                exact=exact,
+                preload=preload,
+            )
+        )
+    from streamfleet_worker.engine import models  # noqa: PLC0415
+    from streamfleet_worker.engine.generation import GenerationEngine  # noqa: PLC0415
+
     engine = GenerationEngine(
-        models.load(model, device, precision),
-        max_batch_size=max_batch_size,
+        models.load(model, device, precision, aliases=aliases),
+        max_batch_size=max_batch_size or MAX_BATCH_SIZE,
         max_delay_s=0.0,
         max_seq_len=max_seq_len,
         exact=exact,

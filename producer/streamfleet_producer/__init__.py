@@ -59,6 +59,7 @@ from streamfleet_common.schemas import (
 )
 from streamfleet_producer.client import Client
 from streamfleet_producer.ticket import Status, Ticket
+from streamfleet_producer.token_counter import TokenCounter
 from streamfleet_producer.token_stream import PartStream, TokenStream
 
 __all__ = [
@@ -105,6 +106,7 @@ __all__ = [
     "StreamfleetError",
     "Ticket",
     "Timing",
+    "TokenCounter",
     "TokenStream",
     "TooLong",
     "Undecodable",

@@ -18,11 +18,11 @@ from streamfleet_producer import (
     GenerateRequest,
     ModelNotFound,
     Question,
+    TokenCounter,
     TooLong,
     Unsupported,
     blocking,
 )
-from streamfleet_producer.token_counter import TokenCounter
 
 LAYOUT = TokenLayout(text=1, state=2, question=2, option=1)
 SHORT = GenerateRequest(prompt="hello world", max_tokens=5)  # 8 tokens with their control token

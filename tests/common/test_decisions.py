@@ -237,7 +237,9 @@ def test_a_request_without_a_kind_generates() -> None:
 def test_an_unknown_kind_is_told(request_: Any) -> None:
     with pytest.raises(InvalidRequest) as caught:
         codec.decode_envelope(msgpack.packb({"v": 1, "rid": RID, "request": request_}))
-    assert caught.value.problems == ["request: a map is wanted whose kind is generate or decide"]
+    assert caught.value.problems == [
+        "request: a map is wanted whose kind is one of generate, decide, embed, classify, rerank and call"
+    ]
 
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8).filter(str.strip)

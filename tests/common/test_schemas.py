@@ -13,6 +13,17 @@ from streamfleet_common.cards import Card, Limits
 from streamfleet_common.decisions import DecideRequest, Decision, Question
 from streamfleet_common.errors import InvalidRequest
 from streamfleet_common.message import MAX_PROBLEM_CHARS, MAX_PROBLEMS, Message
+from streamfleet_common.one_shot import (
+    CallRequest,
+    Classification,
+    ClassifyRequest,
+    Embedding,
+    EmbedRequest,
+    HandlerCard,
+    Label,
+    Rank,
+    RerankRequest,
+)
 from streamfleet_common.schemas import (
     ChatMessage,
     Choice,
@@ -22,6 +33,7 @@ from streamfleet_common.schemas import (
     Failure,
     GenerateRequest,
     Guide,
+    Parts,
     Prefill,
     Restart,
     Retry,
@@ -32,6 +44,7 @@ from streamfleet_common.schemas import (
     new_rid,
     new_rids,
 )
+from streamfleet_common.token_layout import TokenLayout
 
 RID = "00" + "ab" * 16
 REQUEST: dict[str, Any] = {"prompt": "Hi"}
@@ -445,6 +458,17 @@ MESSAGES: list[Message] = [
     DecideRequest(state="s"),
     Question(id="q", type="yes_no", criteria="c"),
     Decision(id="q", option="a", probabilities={"a": 1.0}, scores={"a": -1.0}),
+    EmbedRequest(texts=["a"]),
+    ClassifyRequest(texts=["a"]),
+    RerankRequest(query="q", documents=["a"]),
+    CallRequest(handler="h", input=1),
+    Embedding(data=bytes(4)),
+    Label(label="a", score=0.5),
+    Classification(labels=()),
+    Rank(index=0, score=0.5),
+    Parts(values=()),
+    HandlerCard(),
+    TokenLayout(),
 ]
 
 

@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
-from streamfleet_common.schemas import ChatMessage, Envelope, GenerateRequest
+from streamfleet_common import codec
+from streamfleet_common.one_shot import CallRequest, ClassifyRequest, EmbedRequest, RerankRequest
+from streamfleet_common.schemas import ChatMessage, Envelope, GenerateRequest, Request
 from streamfleet_common.submissions import Submission
 
 
@@ -39,3 +41,28 @@ def test_a_chat_is_the_text_of_its_turns() -> None:
     request = GenerateRequest(messages=turns, max_tokens=2)
     # 9 characters are 3 tokens.
     assert Submission.of(Envelope(request=request)).tokens == 5
+
+
+@pytest.mark.parametrize(
+    ("request_", "tokens"),
+    [
+        (EmbedRequest(texts=["a"]), 1),
+        (EmbedRequest(texts=["a" * 30, "b" * 11]), 11),
+        # Characters, not bytes.
+        (EmbedRequest(texts=["\U0001f40d" * 8]), 2),
+        (ClassifyRequest(texts=["a" * 8]), 2),
+        (ClassifyRequest(texts=["a" * 8, "b" * 4], pairs=["c" * 3, "d" * 2]), 5),
+        # The query is read with each document: 3 x 10 + 6 + 1 + 3.
+        (RerankRequest(query="q" * 10, documents=["a" * 6, "b", "c" * 3]), 10),
+    ],
+)
+def test_one_shot_work_is_the_texts_that_are_read(request_: Request, tokens: int) -> None:
+    assert Submission.of(Envelope(request=request_)).tokens == tokens
+
+
+def test_a_handler_s_input_is_what_it_takes_on_the_wire() -> None:
+    small = Submission.of(Envelope(request=CallRequest(handler="h", input=1)))
+    large = Submission.of(Envelope(request=CallRequest(handler="h", input={"a": ["b" * 4000]})))
+    # 1 byte opens the map, 2 are its name, 1 opens the list, 3 the text; in the other a number has 1.
+    assert large.tokens - small.tokens in (1001, 1002)
+    assert small.tokens == -(-len(codec.encode(small.envelope)) // 4)

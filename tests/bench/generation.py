@@ -113,7 +113,7 @@ def measure(names: list[str], setup: Setup, options: argparse.Namespace) -> Roun
             sides[name].wait_ready()
         for round_ in range(options.rounds):
             for name, side in sides.items():
-                result = side.run(numbers(name, round_, options))
+                result = Result(**side.ask(numbers(name, round_, options)))
                 found[name].append(result)
                 rate = result.tokens / result.seconds
                 print(f"round {round_ + 1}: {name} {rate:.1f} tokens/s", file=sys.stderr, flush=True)

@@ -6,13 +6,13 @@ The standard library alone, since vLLM has an environment of its own.
 from __future__ import annotations
 
 import json
-import os
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
+
+from side_lines import answer_lines
 
 
 @dataclass(frozen=True)
@@ -84,23 +84,20 @@ def timed(run: Callable[[], list[list[int]]]) -> Result:
 
 
 def serve(make: Callable[[Setup], Side], setup: Setup) -> None:
-    """Answer lines with the numbers of jobs on standard input with lines of results, until it ends.
+    """Answer lines with the numbers of jobs with lines of results, until they end.
 
-    The first line that goes out says that the side is ready: loaded, and warmed up with two jobs.
+    The side is ready once it is loaded, and warmed up with two jobs.
     """
-    # Libraries say what they like on standard output; the results have it for themselves.
-    out = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
 
-    def say(what: dict[str, Any]) -> None:
-        out.write(json.dumps(what) + "\n")
-        out.flush()
-
-    side = make(setup)
-    side.reset()
-    side.run(setup.jobs[:2])
-    say({"ready": True})
-    for line in sys.stdin:
-        jobs = [setup.jobs[number] for number in json.loads(line)]
+    def made() -> Callable[[list[int]], dict[str, Any]]:
+        side = make(setup)
         side.reset()
-        say(asdict(side.run(jobs)))
+        side.run(setup.jobs[:2])
+
+        def answer(numbers: list[int]) -> dict[str, Any]:
+            side.reset()
+            return asdict(side.run([setup.jobs[number] for number in numbers]))
+
+        return answer
+
+    answer_lines(made)

@@ -65,6 +65,13 @@ def cpu_us(pid: int) -> float:
     return total
 
 
+def busy_us() -> float:
+    """CPU time of everybody on this machine so far, in microseconds; what the host took away counts, too."""
+    # user nice system idle iowait irq softirq steal; guests are in user and nice.
+    ticks = [int(field) for field in Path("/proc/stat").read_text().split("\n")[0].split()[1:9]]
+    return (sum(ticks) - ticks[3] - ticks[4]) * TICK_US
+
+
 def percentiles(seconds: list[float]) -> dict[str, float]:
     """p50 and p99 in milliseconds."""
     cuts = statistics.quantiles(seconds, n=100) if len(seconds) > 1 else [*seconds * 99]
@@ -160,10 +167,8 @@ class _Meter:
         }
 
     def _others(self) -> float:
-        """CPU time of all that is not measured here, in microseconds; what the host took away counts, too."""
-        # user nice system idle iowait irq softirq steal; guests are in user and nice.
-        ticks = [int(field) for field in Path("/proc/stat").read_text().split("\n")[0].split()[1:9]]
-        return (sum(ticks) - ticks[3] - ticks[4]) * TICK_US - sum(self._used().values())
+        """CPU time of all that is not measured here, in microseconds."""
+        return busy_us() - sum(self._used().values())
 
     def _used(self) -> dict[str, float]:
         # Without descendants: in `hotspots.py` the two others are children of this process.

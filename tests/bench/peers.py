@@ -1,7 +1,7 @@
-"""The job queues that `fleet.py` measures beside us, each in an environment of its own.
+"""The systems that the benchmarks measure beside us, each in an environment of its own.
 
-They want versions of redis-py that exclude each other and ours, so they are no dependencies of the tests: the
-first run makes an environment for each under the one that runs it, and later ones find it there.
+They want versions that exclude each other and ours, so they are no dependencies of the tests: the first run
+makes an environment for each under the one that runs it, and later ones find it there.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -16,27 +17,18 @@ FOLDER = Path(sys.prefix) / "peers"
 
 
 @dataclass(frozen=True)
-class Peer:
-    """One system: what it needs, and the command of its worker behind `python`.
-
-    `NAME_noop.py` beside this file is its producer, and says how it is set.
-    """
+class Environment:
+    """Where a system is installed, and what it needs."""
 
     name: str
     requirements: tuple[str, ...]
-    work: tuple[str, ...]
-    environment: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def producer(self) -> Path:
-        return HERE / f"{self.name}_noop.py"
 
     @property
     def python(self) -> Path:
         return FOLDER / self.name / "bin" / "python"
 
     def prepare(self) -> None:
-        """Make its environment, unless it is there.
+        """Make it, unless it is there.
 
         Raises:
             SystemExit: it cannot be installed; with what pip says.
@@ -52,6 +44,33 @@ class Peer:
         if installing.returncode != 0:
             raise SystemExit(f"{installing.stderr}\n{self.name} cannot be installed")
         stamp.write_text(wanted)
+
+
+@dataclass(frozen=True)
+class Peer(Environment):
+    """A job queue for `fleet.py`, and the command of its worker behind `python`.
+
+    `NAME_noop.py` beside this file is its producer, and says how it is set.
+    """
+
+    work: tuple[str, ...] = ()
+    environment: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def producer(self) -> Path:
+        return HERE / f"{self.name}_noop.py"
+
+
+@dataclass(frozen=True)
+class Server(Environment):
+    """A server that batches calls of a handler, for `one_shot.py`.
+
+    `NAME_handlers.py` beside this file starts it, and says how it is set.
+    """
+
+    @property
+    def command(self) -> list[str]:
+        return [str(self.python), str(HERE / f"{self.name}_handlers.py")]
 
 
 PEERS = {
@@ -93,3 +112,19 @@ PEERS = {
         ),
     )
 }
+
+SERVERS = {
+    server.name: server
+    for server in (
+        Server("litserve", ("litserve==0.2.19", "uvloop==0.23.0", "httptools==0.9.0", "pyzmq==27.3.0")),
+        Server("mosec", ("mosec==0.9.8",)),
+        Server("ray", ("ray[serve]==2.60.0",)),
+    )
+}
+
+
+def sentence_transformers() -> Environment:
+    """That library with the torch and the transformers that we have ourselves."""
+    # Which build of torch is right depends on the machine.
+    ours = (f"torch=={version('torch').partition('+')[0]}", f"transformers=={version('transformers')}")
+    return Environment("sentence-transformers", ("sentence-transformers==6.2.0", *ours))

@@ -1,4 +1,4 @@
-"""A side of `generation.py` as seen from there: its process, asked for a round at a time."""
+"""A side of `generation.py` or `one_shot.py` as seen from there: its process, asked for a round at a time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from generation_side import Result
 from streamfleet_worker.supervisor_process import HUGE_PAGES
 
 HERE = Path(__file__).parent
@@ -44,12 +43,12 @@ class SideProcess:
         """Until it is loaded and warm."""
         self._read()
 
-    def run(self, numbers: Sequence[int]) -> Result:
-        """A round with the jobs of these numbers."""
+    def ask(self, what: Any) -> Any:
+        """Its answer to one line."""
         assert self._child.stdin is not None
-        self._child.stdin.write(json.dumps(list(numbers)) + "\n")
+        self._child.stdin.write(json.dumps(what) + "\n")
         self._child.stdin.flush()
-        return Result(**self._read())
+        return self._read()
 
     def stop(self) -> None:
         """End it; it may have ended."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import OrderedDict
 from collections.abc import Hashable
 from dataclasses import dataclass
@@ -71,10 +72,9 @@ def size_of(value: Any) -> int:
     size = getattr(value, "nbytes", None)
     if isinstance(size, int):
         return size
-    if isinstance(value, str | bytes):
-        return 50 + len(value)
+    size = sys.getsizeof(value)
     if isinstance(value, dict):
-        return 64 + sum(100 + size_of(name) + size_of(part) for name, part in value.items())
+        return size + sum(size_of(name) + size_of(part) for name, part in value.items())
     if isinstance(value, list | tuple):
-        return 56 + sum(8 + size_of(part) for part in value)
-    return 32
+        return size + sum(map(size_of, value))
+    return size

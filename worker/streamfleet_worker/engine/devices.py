@@ -19,6 +19,9 @@ PRECISIONS = {
     "float16": torch.float16,
 }
 
+INT8 = "int8"
+"""The precision of linear layers that only encoders have."""
+
 MAX_THREADS = 1024
 
 _NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
@@ -67,6 +70,8 @@ def find_precision(name: str, device: torch.device) -> torch.dtype:
     """
     if name == "auto":
         return torch.float32 if device.type == "cpu" else torch.bfloat16
+    if name == INT8:
+        raise Unsupported("precision int8 is for encoders: use bfloat16", feature=name)
     if name not in PRECISIONS:
         raise Unsupported(f"no precision {name!r}: name auto, {', '.join(PRECISIONS)}", feature=name)
     if name == "bfloat16" and device.type == "cuda" and not torch.cuda.is_bf16_supported():

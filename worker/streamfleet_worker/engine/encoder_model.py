@@ -15,7 +15,8 @@ from transformers import MODEL_MAPPING, AutoModel, AutoModelForSequenceClassific
 from streamfleet_common.errors import ModelLoadFailed
 from streamfleet_worker.engine.aliases import resolve
 from streamfleet_worker.engine.checkpoint import Checkpoint
-from streamfleet_worker.engine.devices import describe, find_device, find_precision
+from streamfleet_worker.engine.devices import INT8, describe, find_device, find_precision
+from streamfleet_worker.engine.int8_linear import int8_or_packed, require_int8
 from streamfleet_worker.engine.lean_norm import lean_norms
 from streamfleet_worker.engine.model_source import Progress, find_source
 from streamfleet_worker.engine.packed_linear import pack_linears, packed_bytes
@@ -47,6 +48,9 @@ class EncoderModel:
     device_name: str
     """The device in words."""
     dtype: torch.dtype
+    """Of what goes from layer to layer."""
+    precision: str
+    """The type of the weights, by name."""
     max_positions: int
     """The longest text the model can read, in tokens, control tokens included."""
     vocab_size: int
@@ -62,11 +66,6 @@ class EncoderModel:
     """How the vectors of tokens become the text's, as the model was trained."""
     normalize: bool
     """Whether the text's vector is brought to length one, as the model was trained."""
-
-    @property
-    def precision(self) -> str:
-        """The type of the weights, by name."""
-        return str(self.dtype).removeprefix("torch.")
 
 
 def load_encoder(
@@ -85,7 +84,8 @@ def load_encoder(
     Args:
         reference: an alias, a folder, or the name of a hub repository, as `find_source` takes it.
         device: "auto", "cpu", "cpu:<threads>", "cuda", "cuda:<number>", "mps".
-        precision: "auto" (float32 on a CPU, else bfloat16), "float32", "bfloat16" or "float16".
+        precision: "auto" (float32 on a CPU, else bfloat16), "float32", "bfloat16", "float16", or "int8":
+            linear layers in it and the rest in bfloat16, on a CPU.
         aliases: a file of further aliases.
         pack: make the model faster; it can no longer be saved.
         progress: called with a sentence before anything slow.
@@ -97,9 +97,12 @@ def load_encoder(
     """
     alias = resolve(reference, device, precision, aliases)
     place = find_device(alias.device)
-    dtype = find_precision(alias.precision, place)
+    if alias.precision == INT8:
+        require_int8(place)
+    dtype = find_precision("bfloat16" if alias.precision == INT8 else alias.precision, place)
     source = find_source(alias.reference, progress)
-    progress(f"loading {reference} in {str(dtype).removeprefix('torch.')} on {describe(place)}")
+    exactly = INT8 if alias.precision == INT8 else str(dtype).removeprefix("torch.")
+    progress(f"loading {reference} in {exactly} on {describe(place)}")
     modules = read_modules(source.folder)
     checkpoint = Checkpoint(source)
     head: Head = "classify" if checkpoint.architecture.endswith(LABELLED) else "embed"
@@ -108,8 +111,8 @@ def load_encoder(
     model.config.use_cache = False
     if pack:
         lean_norms(model, dtype)
-        if place.type == "cpu":
-            pack_linears(model, dtype)
+    if place.type == "cpu" and (pack or alias.precision == INT8):
+        pack_linears(model, dtype, int8_or_packed if alias.precision == INT8 else None)
     looks_ahead = _looks_ahead(reference, model, place)
     padding = [model.config.pad_token_id, loaded.pad_token_id]
     if head == "classify" and not looks_ahead and padding[0] is None:
@@ -127,6 +130,7 @@ def load_encoder(
         device=place,
         device_name=describe(place),
         dtype=dtype,
+        precision=exactly,
         max_positions=_max_positions(reference, model, loaded, modules),
         vocab_size=model.get_input_embeddings().num_embeddings,
         pad_token_id=next((token for token in padding if token is not None), 0),

@@ -9,7 +9,8 @@ are trusted, and without them all stays as it was.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -19,7 +20,12 @@ log = logging.getLogger(__name__)
 _PACKABLE = (torch.float32, torch.bfloat16)
 _TYPICAL_ROWS = 16
 
-SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+SIBLINGS = (
+    ("q_proj", "k_proj", "v_proj"),
+    ("gate_proj", "up_proj"),
+    ("query", "key", "value"),
+    ("q_lin", "k_lin", "v_lin"),
+)
 """Names of layers of one parent that read the same input, in most models of transformers. Should a model feed
 them otherwise, each still gets its own product."""
 
@@ -53,7 +59,7 @@ class PackedLinear(nn.Module):
 class Shared:
     """One product for several layers that read the same input, as queries, keys and values do."""
 
-    def __init__(self, linears: Sequence[nn.Linear]) -> None:
+    def __init__(self, linears: Sequence[nn.Linear], make: Callable[[nn.Linear], Any]) -> None:
         biases: list[torch.Tensor | None] = [linear.bias for linear in linears]
         whole = nn.Linear(linears[0].in_features, sum(linear.out_features for linear in linears), bias=False)
         whole.weight = nn.Parameter(
@@ -62,7 +68,7 @@ class Shared:
         present = [bias for bias in biases if bias is not None]
         if present:
             whole.bias = nn.Parameter(torch.cat(present), requires_grad=False)
-        self.linear = PackedLinear(whole)
+        self.linear = make(whole)
         self._sizes = [linear.out_features for linear in linears]
         self._input: torch.Tensor | None = None
         self._outputs: list[torch.Tensor | None] = []
@@ -94,16 +100,24 @@ class SharedLinear(nn.Module):
         return self._shared.output(self._place, x)
 
 
-def pack_linears(model: nn.Module, dtype: torch.dtype) -> int:
+def pack_linears(
+    model: nn.Module, dtype: torch.dtype, make: Callable[[nn.Linear], nn.Module] | None = None
+) -> int:
     """Pack every linear layer of a model on a CPU; does nothing where that does not work.
 
     Layers that are known to read the same input become one product.
+
+    Args:
+        model: on a CPU.
+        dtype: of its weights.
+        make: makes what takes a layer's place; a `PackedLinear` unless told otherwise.
 
     Returns:
         How many layers were packed.
     """
     if dtype not in _PACKABLE or not works(dtype):
         return 0
+    make = make or PackedLinear
     packed = 0
     for parent in list(model.modules()):
         plain = {name: child for name, child in parent.named_children() if type(child) is nn.Linear}
@@ -111,18 +125,18 @@ def pack_linears(model: nn.Module, dtype: torch.dtype) -> int:
         for names in SIBLINGS:
             linears = [plain[name] for name in names if name in plain]
             if len(linears) == len(names) and len({linear.bias is None for linear in linears}) == 1:
-                shared = Shared(linears)
+                shared = Shared(linears, make)
                 for place, name in enumerate(names):
                     setattr(parent, name, SharedLinear(shared, place))
                     del plain[name]
         for name, child in plain.items():
-            setattr(parent, name, PackedLinear(child))
+            setattr(parent, name, make(child))
     return packed
 
 
 def packed_bytes(model: nn.Module) -> int:
     """Size of all packed weights of a model."""
-    return sum(module.bytes for module in model.modules() if isinstance(module, PackedLinear))
+    return sum(getattr(module, "bytes", 0) for module in model.modules())
 
 
 def works(dtype: torch.dtype) -> bool:

@@ -51,16 +51,20 @@ class ServedHandler:
                 self.ends[output.key] = output.event
         return step
 
+    def go_on(self) -> None:
+        """Step, once there is something to do."""
+        self._woken.clear()
+        # What is due later is a deadline, far away.
+        while self.engine.due_in() != 0:
+            assert self._woken.wait(PATIENCE_S), "nothing happens any more"
+            self._woken.clear()
+        self.step()
+
     def run(self, keys: Iterable[Key]) -> list[Finished]:
         """Step until these calls have ended."""
         wanted = list(keys)
         while any(key not in self.ends for key in wanted):
-            self._woken.clear()
-            due_in = self.engine.due_in()
-            if due_in is None:
-                assert self._woken.wait(PATIENCE_S), "nothing happens any more"
-            else:
-                self.step()
+            self.go_on()
         return [self.ends[key] for key in wanted]
 
     def ask(self, *inputs: Any) -> list[Finished]:

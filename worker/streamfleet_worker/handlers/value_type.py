@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterable
 from typing import Any, Literal
 
 import msgpack
@@ -19,6 +20,7 @@ MAX_SCHEMA_BYTES = 64 * 1024
 OUTER_LEVELS = 2
 """Levels of nesting that the event around an output takes."""
 _NIL = b"\xc0"
+_CONTAINERS = frozenset((dict, list))
 
 
 class ValueType:
@@ -38,7 +40,7 @@ class ValueType:
         Raises:
             ValidationError: it is no such value.
         """
-        return self._adapter.validate_json(text)
+        return self._adapter.validator.validate_json(text)
 
     def write(self, value: Any) -> tuple[Any, int]:
         """The value as plain JSON of its own, and how many bytes that takes on the wire.
@@ -47,10 +49,9 @@ class ValueType:
             ValueError: it is no such value, or has no place in JSON; without the value in its words.
         """
         try:
-            checked = self._adapter.validate_python(value)
-            plain = plain_json(
-                self._adapter.dump_python(checked, mode="json", by_alias=True, warnings="error")
-            )
+            checked = self._adapter.validator.validate_python(value)
+            dumped = self._adapter.serializer.to_python(checked, mode="json", by_alias=True, warnings="error")
+            plain = plain_json(dumped)
             packed = msgpack.packb(plain)
         except ValidationError as error:
             raise ValueError("; ".join(problems(error))) from None
@@ -63,7 +64,11 @@ class ValueType:
             raise ValueError("a text holds a lone surrogate, which is not valid Unicode") from None
         except RecursionError:
             raise ValueError("it is nested too deep") from None
-        if _NIL in packed and not _is_finite(self._adapter.dump_python(checked, warnings=False)):
+        if (
+            _NIL in packed
+            and _has_null(plain)
+            and not _is_finite(self._adapter.dump_python(checked, warnings=False))
+        ):
             # Of what it knows no type for, pydantic makes a null, as if nothing were wrong.
             raise ValueError("a number is not finite")
         limit = MAX_DEPTH - OUTER_LEVELS
@@ -82,6 +87,11 @@ class ValueType:
         return text if len(text.encode()) <= MAX_SCHEMA_BYTES else ""
 
 
+def _has_null(value: Any) -> bool:
+    children = value.values() if isinstance(value, dict) else value if isinstance(value, list) else (value,)
+    return None in children or any(map(_has_null, _containers(children)))
+
+
 def _is_finite(value: Any) -> bool:
     if isinstance(value, float):
         return math.isfinite(value)
@@ -95,4 +105,12 @@ def _is_deeper(value: Any, limit: int) -> bool:
         return False
     if not limit:
         return True
-    return any(_is_deeper(part, limit - 1) for part in (value.values() if isinstance(value, dict) else value))
+    inner = _containers(value.values() if isinstance(value, dict) else value)
+    return any(_is_deeper(part, limit - 1) for part in inner)
+
+
+def _containers(children: Iterable[Any]) -> list[Any]:
+    # Most often none, and told without a step of ours for each child.
+    if _CONTAINERS.isdisjoint(map(type, children)):
+        return []
+    return [child for child in children if type(child) in _CONTAINERS]

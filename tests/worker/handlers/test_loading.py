@@ -1,0 +1,123 @@
+"""`module:function`, as it is written on the command line."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from streamfleet_common.errors import ModelLoadFailed
+from streamfleet_worker.handlers.loading import load
+
+SOURCE = """\
+from streamfleet_worker import handler
+
+{more}
+
+@handler("shout")
+def shout(batch: list[str]) -> list[str]:
+    return [text.upper() for text in batch]
+
+class Group:
+    whisper = handler("whisper")(lambda batch: [text.lower() for text in batch])
+
+other = shout
+number = 3
+
+def plain(batch):
+    return batch
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, from which modules are imported for as long as the test runs."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    monkeypatch.setattr(sys, "modules", dict(sys.modules))
+    return tmp_path
+
+
+def write(folder: Path, name: str, more: str = "") -> str:
+    (folder / f"{name}.py").write_text(SOURCE.format(more=more))
+    return name
+
+
+def refused(path: str) -> str:
+    with pytest.raises(ModelLoadFailed) as caught:
+        load(path)
+    return str(caught.value)
+
+
+def test_a_handler_is_found_in_the_current_folder(folder: Path) -> None:
+    name = write(folder, "speech_found")
+
+    assert load(f"{name}:shout").name == "shout"
+    assert load(f"{name}:Group.whisper").name == "whisper"
+    # Other processes find it where it was found here, whatever the function calls itself.
+    assert load(f"{name}:other").path == f"{name}:other"
+
+
+def test_what_is_missing_is_named(folder: Path) -> None:
+    name = write(folder, "speech_missing")
+
+    for path in ("speech", "speech:", ":shout", ""):
+        assert "write module:function" in refused(path)
+    assert refused("speech_nowhere:shout").startswith(
+        f"there is no module 'speech_nowhere', neither in {folder}"
+    )
+    assert "no module 'speech_nowhere'" in refused("speech_nowhere.inner:shout")
+    assert f"{name} has no 'shuot'; the handlers there are other, shout" in refused(f"{name}:shuot")
+    assert f"{name}:plain is no handler: write @handler(...) above it" in refused(f"{name}:plain")
+    assert f"{name}:number is no handler" in refused(f"{name}:number")
+
+
+def test_a_module_that_cannot_be_imported_says_why(folder: Path) -> None:
+    assert "ModuleNotFoundError: No module named 'surely_not_there'" in refused(
+        f"{write(folder, 'speech_needs', 'import surely_not_there')}:shout"
+    )
+    assert "SystemExit: 2" in refused(f"{write(folder, 'speech_exits', 'raise SystemExit(2)')}:shout")
+    assert "SyntaxError" in refused(f"{write(folder, 'speech_odd', 'def')}:shout")
+    # A fault of the decorator's own, with its words.
+    more = '@handler("two")\ndef two(batch: list[str], model): ...'
+    assert "two takes model, and context= has no such name" in refused(
+        f"{write(folder, 'speech_wrong', more)}:shout"
+    )
+
+
+def test_serving_a_handler_takes_no_torch(tmp_path: Path) -> None:
+    """Nor what else the extra `worker` does not bring; and importing its decorator alone takes less still."""
+    write(tmp_path, "speech")
+    program = """
+import sys
+import streamfleet_worker
+assert not [name for name in sys.modules if name.startswith(("pydantic", "streamfleet_worker."))]
+from streamfleet_worker import END, Retry, handler
+wanted = {"structlog", "prometheus_client", "asyncio", "redis"}
+assert not wanted & set(sys.modules), wanted & set(sys.modules)
+
+import time
+from streamfleet_common.one_shot import CallRequest
+from streamfleet_worker.engine.base import Arrival
+from streamfleet_worker.handlers.engine import handler_engine
+from streamfleet_worker.handlers.loading import load
+
+engine = handler_engine(load("speech:shout"), max_delay_s=0.0)
+job = engine.prepare(CallRequest(handler="shout", input="hello"))
+engine.add({("a", 1): Arrival(job, time.monotonic(), 1e12)})
+print(engine.step().outputs[0].event.outputs)
+engine.close()
+heavy = {"torch", "transformers", "tokenizers", "numpy", "safetensors", "llguidance"}
+assert not heavy & set(sys.modules), heavy & set(sys.modules)
+"""
+    answer = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+    assert (answer.returncode, answer.stdout) == (0, "('HELLO',)\n"), answer.stderr

@@ -1,0 +1,324 @@
+"""Handlers in processes of their own: what the processes do, and what becomes of calls when they die."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import pooled_handlers
+from command import descendants, wait_gone
+from eventually import eventually
+from served_handler import ServedHandler, told
+from streamfleet_common.codec import MAX_RESULT_BYTES
+from streamfleet_common.errors import GenerationFailed, ModelLoadFailed
+from streamfleet_worker.engine.item import ItemBatch
+from streamfleet_worker.handlers import pipe, pool_member
+from streamfleet_worker.handlers.call_input import CallInput
+from streamfleet_worker.handlers.loading import load
+from streamfleet_worker.handlers.process_pool import ProcessPool
+
+Serve = Callable[..., ServedHandler]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the processes leave their marks; they find their handlers as this process does."""
+    monkeypatch.setenv(pooled_handlers.FOLDER, str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(Path(pooled_handlers.__file__).parent))
+    monkeypatch.setattr(pool_member, "FIRST_BACKOFF_S", 0.01)
+    return tmp_path
+
+
+def marks(folder: Path, name: str) -> list[int]:
+    """Pids of the processes that have left the mark, in their order."""
+    path = folder / name
+    return [int(line) for line in path.read_text().split()] if path.exists() else []
+
+
+def pool_of(served: ServedHandler) -> ProcessPool:
+    pool = served.engine._runner
+    assert isinstance(pool, ProcessPool)
+    return pool
+
+
+def serve_pool(serve: Serve, name: str) -> ServedHandler:
+    return serve(load(f"pooled_handlers:{name}"))
+
+
+# --- what they do -----------------------------------------------------------------------------
+
+
+def test_batches_run_in_the_processes_at_the_same_time(serve: Serve, folder: Path) -> None:
+    served = serve_pool(serve, "run")
+    pids = set(pool_of(served).pids)
+    assert len(pids) == 2
+    assert os.getpid() not in pids
+    assert set(marks(folder, "built")) == pids
+
+    # One hangs in a batch; the other answers all the rest.
+    (hung,) = served.add([{"do": "hang"}])
+    served.step()
+    others = served.ask(*({"do": "pid"} for _ in range(20)))
+
+    assert len({told(end) for end in others}) == 1
+    assert told(others[0]) in pids
+    assert served.engine.room().running == 1
+    assert hung not in served.ends
+    assert served.engine.memory["processes"] > 1 << 20
+
+
+def test_outcomes_are_those_of_the_thread(serve: Serve) -> None:
+    served = serve_pool(serve, "later")
+
+    ends = served.ask(
+        {"value": [1.5, None, {"a": "b"}]},
+        {"do": "error"},
+        {"do": "retry"},
+        {"do": "invalid"},
+        {"value": None},
+    )
+
+    assert [end.state for end in ends] == ["done", "failed", "failed", "failed", "done"]
+    assert ends[0].outputs == ([1.5, None, {"a": "b"}],)
+    assert told(ends[1]) == "handler 'act' failed on this input: ValueError: no"
+    assert ends[2].retry_after_s == 2.5
+    assert told(ends[3]).startswith("handler 'act' gave an output that is none")
+    assert told(ends[4]) is None
+
+    ends = served.ask({"value": 1}, {"do": "raise"}, {"do": "memory"}, {"value": 2})
+    assert [end.state for end in ends] == ["done", "failed", "failed", "done"]
+    assert told(ends[1]) == "handler 'act' failed: ValueError: no"
+    assert [end.error is not None and end.error.retryable for end in ends] == [False, False, True, False]
+
+
+def test_parts_stream_from_the_processes(serve: Serve) -> None:
+    for name in ("spell", "spell_later"):
+        served = serve_pool(serve, name)
+        keys = served.add(["abc", "", "de"])
+        ends = served.run(keys)
+
+        assert [end.outputs for end in ends] == [("a", "b", "c"), (), ("d", "e")]
+        assert [served.parts.get(key, []) for key in keys] == [["a", "b", "c"], [], ["d", "e"]]
+
+
+def test_a_stream_stops_when_nobody_wants_the_rest(serve: Serve) -> None:
+    served = serve_pool(serve, "spell")
+    pids = pool_of(served).pids
+    endless = served.add(["a…", "b…"])
+    served.step()
+    served.engine.cancel(endless)
+
+    # Both processes are free again, and no other had to be started for that.
+    assert [end.outputs for end in served.ask("xy")] == [("x", "y")]
+    both = served.add(["…" for _ in range(16)])
+    while any(not served.parts.get(key) for key in both):
+        served.go_on()
+    assert served.engine.room().running == 16
+    served.engine.cancel(both)
+    assert pool_of(served).pids == pids
+
+
+def test_contexts_are_cleaned_up_at_the_end(folder: Path) -> None:
+    served = ServedHandler(load("pooled_handlers:run"))
+    pids = pool_of(served).pids
+    served.ask({"value": 1})
+    assert marks(folder, "closed") == []
+
+    served.close()
+
+    assert sorted(marks(folder, "closed")) == sorted(pids)
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+def test_large_results_pass(serve: Serve) -> None:
+    size = MAX_RESULT_BYTES - 70_000
+    ends = serve_pool(serve, "large").ask(size, MAX_RESULT_BYTES, 3, size)
+
+    assert [end.state for end in ends] == ["done", "failed", "done", "done"]
+    assert [len(told(end)) for end in ends if end.state == "done"] == [size, 3, size]
+
+
+def test_a_batch_over_the_bound_of_a_message_runs_in_halves(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = serve_pool(serve, "later")
+    pids = pool_of(served).pids
+    monkeypatch.setattr(pipe, "MAX_FRAME_BYTES", 1000)
+    inputs = [{"value": "x" * 200 + str(n)} for n in range(8)]
+
+    ends = served.ask(*inputs, {"value": "y" * 2000})
+
+    assert [told(end) for end in ends[:8]] == [one["value"] for one in inputs]
+    assert "over the limit of 1000" in told(ends[8])
+    assert pool_of(served).pids == pids
+
+
+# --- when they die ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("death", "how"), [("die", "was killed by signal 9"), ("exit", "ended with status 3")]
+)
+def test_what_kills_its_process_fails_alone(serve: Serve, death: str, how: str) -> None:
+    served = serve_pool(serve, "run")
+    before = set(pool_of(served).pids)
+    inputs: list[dict[str, Any]] = [{"value": n} for n in range(7)]
+    inputs.insert(3, {"do": death})
+
+    ends = served.ask(*inputs)
+
+    assert [end.state for end in ends] == ["done"] * 3 + ["failed"] + ["done"] * 4
+    assert [told(end) for end in ends if end.state == "done"] == list(range(7))
+    assert isinstance(ends[3].error, GenerationFailed)
+    assert told(ends[3]) == f"the process of handler 'act' {how} in this batch"
+    assert not ends[3].error.retryable
+    assert told(served.ask({"do": "pid"})[0]) != os.getpid()
+    assert set(pool_of(served).pids) != before
+
+
+def test_without_bisection_a_death_fails_all_and_nothing_runs_twice(serve: Serve, folder: Path) -> None:
+    served = serve_pool(serve, "send")
+
+    ends = served.ask({"value": 1}, {"do": "die"}, {"value": 2})
+
+    assert [end.state for end in ends] == ["failed"] * 3
+    assert len(marks(folder, "sent")) == 1
+    assert told(served.ask({"value": 1})[0]) == 1
+
+
+def test_one_that_dies_amid_a_stream_fails_what_has_begun(serve: Serve) -> None:
+    served = serve_pool(serve, "spell")
+
+    ends = served.ask("ab!", "cde", "f")
+
+    assert [end.state for end in ends] == ["failed", "failed", "done"]
+    assert ends[2].outputs == ("f",)
+    assert [end.outputs for end in served.ask("gh")] == [("g", "h")]
+
+
+@pytest.mark.parametrize("kind", ["hang", "hold"])
+def test_a_batch_that_takes_too_long_is_ended(serve: Serve, kind: str) -> None:
+    """Even one that holds the interpreter, where no signal handler of Python's would run."""
+    served = serve_pool(serve, "hurry")
+
+    (end,) = served.ask({"do": kind})
+    assert told(end) == "the process of handler 'act' took longer than 1.0 s for a batch, and was ended"
+    assert told(served.ask({"value": 5})[0]) == 5
+
+
+async def test_one_that_dies_between_batches_is_replaced_before_the_next(serve: Serve, folder: Path) -> None:
+    served = serve_pool(serve, "run")
+    pool = pool_of(served)
+    before = pool.pids
+
+    os.kill(before[0], signal.SIGKILL)
+    await eventually(lambda: len(marks(folder, "built")) == 3, patience_s=30.0)
+
+    assert [told(end) for end in served.ask({"value": 1}, {"value": 2})] == [1, 2]
+    assert before[1] in pool.pids
+
+
+async def test_a_batch_that_nobody_wants_gives_its_process_back(
+    serve: Serve, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool_member, "UNWANTED_S", 0.05)
+    served = serve_pool(serve, "send")
+    keys = served.add([{"do": "hold"}])
+    served.step()
+    await eventually(lambda: marks(folder, "hangs"), patience_s=30.0)
+
+    served.engine.cancel(keys)
+
+    assert told(served.ask({"value": 5})[0]) == 5
+
+
+def test_processes_end_with_the_worker_whatever_they_do(folder: Path) -> None:
+    """On Linux also while a handler holds the interpreter, so that nothing of Python's runs."""
+    program = """
+import sys
+from streamfleet_worker.engine.item import ItemBatch
+from streamfleet_worker.handlers.call_input import CallInput
+from streamfleet_worker.handlers.loading import load
+from streamfleet_worker.handlers.process_pool import ProcessPool
+
+handler = load("pooled_handlers:run")
+pool = ProcessPool(handler)
+pool.launch(ItemBatch([CallInput(sys.argv[1].encode(), handler.signature.input)]))
+print(pool.pids, flush=True)
+sys.stdin.read()
+"""
+    worker = subprocess.Popen(
+        [sys.executable, "-c", program, '{"do": "hold"}' if sys.platform == "linux" else '{"do": "hang"}'],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert worker.stdout is not None
+        assert worker.stdout.readline()
+        processes = descendants(worker.pid)
+        assert len(processes) == 2
+        asyncio.run(eventually(lambda: marks(folder, "hangs"), patience_s=30.0))
+    finally:
+        worker.kill()
+        worker.communicate()
+    wait_gone(processes)
+
+
+def test_a_ctrl_c_leaves_them_to_the_worker(serve: Serve) -> None:
+    served = serve_pool(serve, "run")
+    for pid in pool_of(served).pids:
+        os.kill(pid, signal.SIGINT)
+
+    assert [told(end) for end in served.ask({"value": 1}, {"value": 2})] == [1, 2]
+
+
+# --- when they do not start -------------------------------------------------------------------
+
+
+def test_a_context_that_fails_is_told_at_once(folder: Path) -> None:
+    with pytest.raises(
+        ModelLoadFailed, match="context 'model' of handler 'act' could not be built: FileNotFound"
+    ):
+        ServedHandler(load("pooled_handlers:fragile"))
+    assert len(marks(folder, "tried")) == 1
+
+
+def test_a_process_that_ends_before_it_is_ready_is_told_at_once() -> None:
+    with pytest.raises(
+        ModelLoadFailed, match="the process of handler 'act' ended with status 7 before it was"
+    ):
+        ServedHandler(load("pooled_handlers:doomed"))
+
+
+def test_a_process_that_cannot_be_started_again_breaks_the_pool(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool_member, "START_TRIES", 3)
+    (folder / "allowed").touch()
+    served = ServedHandler(load("pooled_handlers:fragile"))
+    assert told(served.ask({"value": 1})[0]) == 1
+    assert not pool_of(served).is_broken()
+
+    keys = served.add([{"do": "die"}, {"value": 2}])
+    # The engine asks, once nothing it has tried has run.
+    with pytest.raises(GenerationFailed, match="nothing can be run any more"):
+        served.run(keys)
+    assert pool_of(served).is_broken()
+    assert len(marks(folder, "tried")) == 1 + 3
+
+    kind = served.handler.signature.input
+    running = pool_of(served).launch(ItemBatch([CallInput(b"{}", kind)]))
+    with pytest.raises(ModelLoadFailed, match="context 'model'"):
+        running.advance()
+    served.close()

@@ -82,6 +82,8 @@ RECIPES: dict[Kind, tuple[str, str, dict[str, Any]]] = {
     "decoder_classifier": ("Qwen3", "ForSequenceClassification", {"num_key_value_heads": 2, **LABELLED}),
 }
 """The family of each kind, its head, and how it differs from the others."""
+TYPED = ("Bert", "Roberta")
+"""Families whose tokenizers say that they want token types."""
 
 
 def tiny_encoder(kind: Kind = "bert") -> Path:
@@ -98,7 +100,8 @@ def tiny_encoder(kind: Kind = "bert") -> Path:
     # Several test processes may come here at once: each makes its own, and the first one's stays.
     draft = home / f".{kind}-{secrets.token_hex(4)}"
     draft.mkdir(parents=True)
-    build_tokenizer().save_pretrained(draft)
+    typed = ["token_type_ids"] if RECIPES[kind][0] in TYPED else []
+    build_tokenizer(model_input_names=["input_ids", *typed, "attention_mask"]).save_pretrained(draft)
     build_encoder(kind).save_pretrained(draft)
     if kind == "sentence":
         write_modules(draft, {"pooling_mode_cls_token": True}, max_seq_length=SENTENCE_LENGTH)
@@ -129,7 +132,7 @@ def write_modules(
     (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": max_seq_length}))
 
 
-def build_tokenizer() -> Any:
+def build_tokenizer(**options: Any) -> Any:
     """WordPiece trained on a few sources of the standard library, with the control tokens of BERT."""
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordPiece(unk_token="[UNK]"))
     tokenizer.normalizer = tokenizers.normalizers.BertNormalizer()
@@ -153,6 +156,7 @@ def build_tokenizer() -> Any:
         pad_token="[PAD]",
         unk_token="[UNK]",
         mask_token="[MASK]",
+        **options,
     )
 
 

@@ -46,9 +46,8 @@ class EncoderRunner:
         self._encoder = encoder
         self._model = encoder.model
         takes = inspect.signature(encoder.model.forward).parameters
-        # Some tokenizers tell types to models that have but one.
         types = getattr(encoder.model.config, "type_vocab_size", 0)
-        self._has_types = "token_type_ids" in takes and types > 1
+        self._has_types = "token_type_ids" in takes and types > 1 and encoder.tokenizer.tells_types
         self._is_pinned = encoder.device.type == "cuda"
         self._staging = torch.empty(0, dtype=torch.long)
         self._device = self._staging

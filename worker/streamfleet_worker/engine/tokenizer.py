@@ -73,6 +73,11 @@ class Tokenizer:
         return bool(self._source.chat_template)
 
     @property
+    def tells_types(self) -> bool:
+        """Whether its model was trained to be told which text of a pair a token belongs to."""
+        return "token_type_ids" in self._source.model_input_names
+
+    @property
     def special_token_ids(self) -> frozenset[int]:
         """Control tokens: they have an effect, and a text only where it is asked for."""
         return self._special_ids

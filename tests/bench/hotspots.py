@@ -1,12 +1,14 @@
 """Where the time of one request goes: CPU of producer, worker and server, by part.
 
     python tests/bench/hotspots.py [--seconds 10] [--top 20] [--server redis-server] [--aof] [--json]
+    python tests/bench/hotspots.py --handler --batch 16
 
-The load is that of `fleet.py`. Producer and worker look at their own stacks (see `sampler.py`); shares of the
-samples are turned into microseconds a request with the CPU time that the process used. `package`: whose code
-ran. `function`: the innermost function of ours that was being served, libraries below it included. The
-server's part are its own counts of its commands, by the wall clock: on a busy machine they hold time in which
-it did not run, too. The rest of its CPU time is reading, writing, housekeeping.
+The load is that of `fleet.py`, or with `--handler` that of the no-op handler of `one_shot.py`. Producer and
+worker look at their own stacks (see `sampler.py`); shares of the samples are turned into microseconds a
+request with the CPU time that the process used. `package`: whose code ran. `function`: the innermost function
+of ours that was being served, libraries below it included. The server's part are its own counts of its
+commands, by the wall clock: on a busy machine they hold time in which it did not run, too. The rest of its
+CPU time is reading, writing, housekeeping.
 """
 
 from __future__ import annotations
@@ -23,13 +25,16 @@ from typing import Any
 
 import redis
 
+import streamfleet_calls
 import streamfleet_noop
 from load import Load
+from one_shot_handlers import Serving
 from sampler import Sampler
 from server import add_options, describe, process, serving
 from streamfleet_common.embedded import EmbeddedBroker
 
 HERE = Path(__file__).parent
+HANDLER_DELAY_MS = 10
 
 
 def work(path: Path) -> int:
@@ -49,7 +54,12 @@ def work(path: Path) -> int:
 
 def load(broker: EmbeddedBroker, options: argparse.Namespace) -> dict[str, Any]:
     """One crowded round; the samples of both sides and the server's counts."""
+    system: Any = streamfleet_noop
     _, environment = streamfleet_noop.worker(broker.url, options.batch)
+    if options.handler:
+        system = streamfleet_calls
+        noop = Serving("noop", 0, options.batch, HANDLER_DELAY_MS)
+        _, environment = streamfleet_calls.worker(broker.url, noop)
     sampler = Sampler()
     commands: Any = {}
     with tempfile.TemporaryDirectory() as folder, redis.Redis.from_url(broker.url) as client:
@@ -75,7 +85,7 @@ def load(broker: EmbeddedBroker, options: argparse.Namespace) -> dict[str, Any]:
                 worker_pid=worker.pid,
                 server_pid=broker.pid,
             )
-            result = asyncio.run(streamfleet_noop.produce(wanted, around))
+            result = asyncio.run(system.produce(wanted, around))
         there = json.loads(seen.read_text())
     return {
         **result,
@@ -118,6 +128,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--in-flight", type=int, default=256)
     parser.add_argument("--batch", type=int, default=32, help="max_batch_size of the worker")
+    parser.add_argument("--handler", action="store_true", help="call a no-op handler, as `one_shot.py` does")
     parser.add_argument("--top", type=int, default=20)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--work", type=Path, help=argparse.SUPPRESS)

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from streamfleet_common.embedded import EmbeddedBroker
@@ -51,13 +51,14 @@ def describe(broker: EmbeddedBroker, *, aof: bool) -> str:
 
 @contextmanager
 def process(command: list[str], environment: dict[str, str], cwd: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A child process for as long as the block lasts."""
+    """A child process, and all that it starts, for as long as the block lasts."""
     with subprocess.Popen(
         command,
         env={**os.environ, **environment},
         cwd=cwd,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
+        start_new_session=True,
     ) as child:
         try:
             yield child
@@ -67,3 +68,6 @@ def process(command: list[str], environment: dict[str, str], cwd: Path) -> Itera
                 child.wait(30)
             except subprocess.TimeoutExpired:
                 child.kill()
+            # Some leave what they started behind.
+            with suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)

@@ -86,6 +86,30 @@ def test_an_async_generator_lives_in_one_task(serve: Serve) -> None:
 # --- errors -----------------------------------------------------------------------------------
 
 
+def test_an_async_generator_whose_task_is_cancelled_fails(serve: Serve) -> None:
+    @handler("h")
+    async def count(batch: list[int]) -> AsyncIterator[list[int | None]]:
+        for turn in range(max(batch)):
+            yield [turn for _ in batch]
+            for task in asyncio.all_tasks():
+                task.cancel()
+
+    served = serve(count.handler)
+    assert [end.state for end in served.ask(3)] == ["failed"]
+
+    @handler("h")
+    async def before(batch: list[int]) -> AsyncIterator[list[int | None]]:
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        yield [1 for _ in batch]
+        yield [2 for _ in batch]
+
+    (end,) = serve(before.handler).ask(3)
+    assert (end.state, end.outputs) == ("failed", ())
+    assert told(end) == "handler 'h' failed: CancelledError: "
+
+
 def test_an_item_fails_alone_amid_its_parts(serve: Serve) -> None:
     @handler("h")
     def spell(batch: list[str]) -> Parts:

@@ -57,7 +57,7 @@ class PoolMember:
         self._bell, self._ringer = os.pipe()
         os.set_blocking(self._bell, False)
         os.set_blocking(self._ringer, False)
-        self._closing = False
+        self._closing = threading.Event()
         self._process: subprocess.Popen[bytes] | None = None
         self._failed_starts = 0
         self._barren = 0
@@ -85,7 +85,7 @@ class PoolMember:
 
     def stop(self) -> None:
         """Have it end, once its process has cleaned up; one that is in a batch is ended at once."""
-        self._closing = True
+        self._closing.set()
         self.ring()
 
     def join(self) -> None:
@@ -97,7 +97,7 @@ class PoolMember:
     # --- on the thread
 
     def _keep(self) -> None:
-        while not self._closing and self.lost is None:
+        while not self._closing.is_set() and self.lost is None:
             self._barren += 1
             self._live()
             if self._barren > 1 and self.lost is None:
@@ -130,7 +130,7 @@ class PoolMember:
     def _begin(self, pipe: Pipe) -> bool:
         """Wait until the process is ready; whether it is."""
         while not self._wait(pipe, None):
-            if self._closing:
+            if self._closing.is_set():
                 return False
         try:
             message = pipe.receive()
@@ -153,7 +153,7 @@ class PoolMember:
             self.lost = error
 
     def _serve(self, pipe: Pipe) -> None:
-        while not self._closing:
+        while not self._closing.is_set():
             batch = self._work.take()
             if batch is None:
                 if self._wait(pipe, None):
@@ -165,7 +165,9 @@ class PoolMember:
                 self._run(pipe, batch)
             except (EOFError, OSError) as error:
                 how = f"took longer than {self._handler.timeout_s} s for a batch, and was ended"
-                if not isinstance(error, TimeoutError):
+                if self._closing.is_set():
+                    how = "ends with the worker"
+                elif not isinstance(error, TimeoutError):
                     how = f"{self._how()} in this batch"
                 failure = GenerationFailed(f"the process of {self._handler} {how}")
                 failure.__cause__ = error
@@ -193,7 +195,7 @@ class PoolMember:
             return
         unwanted = False
         while True:
-            if self._closing:
+            if self._closing.is_set():
                 raise EOFError("nobody waits for it any more")
             if batch.closed.is_set() and not unwanted:
                 unwanted = True
@@ -237,7 +239,7 @@ class PoolMember:
 
     def _pause(self, seconds: float) -> None:
         until = time.monotonic() + seconds
-        while not self._closing and time.monotonic() < until:
+        while not self._closing.is_set() and time.monotonic() < until:
             _readable(self._bell, until=until)
             self._hear_bell()
 

@@ -5,13 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass
 from typing import Any
-
-
-@dataclass(slots=True)
-class _Raised:
-    error: BaseException
 
 
 class SteppedIterator:
@@ -26,19 +20,18 @@ class SteppedIterator:
         self._task: asyncio.Task[None] | None = None
         self._given: asyncio.Future[Any]
         self._wanted: asyncio.Future[None]
+        self._end: BaseException | None = None
+        """What it has ended with."""
 
     def __iter__(self) -> SteppedIterator:
         return self
 
     def __next__(self) -> Any:
-        if self._task is not None and self._task.done():
-            raise StopIteration
-        given = self._runner.run(self._step())
-        if isinstance(given, _Raised):
-            if isinstance(given.error, StopAsyncIteration):
-                raise StopIteration
-            raise given.error
-        return given
+        given = self._runner.run(self._step()) if self._end is None else None
+        if self._end is None:
+            return given
+        end, self._end = self._end, StopIteration()
+        raise end
 
     def close(self) -> None:
         """Have it clean up where it stands."""
@@ -49,12 +42,11 @@ class SteppedIterator:
         self._given = asyncio.get_running_loop().create_future()
         if self._task is None:
             self._task = asyncio.create_task(self._run())
-        else:
+        elif not self._wanted.done():  # else somebody has cancelled the task
             self._wanted.set_result(None)
         return await self._given
 
     async def _stop(self, task: asyncio.Task[None]) -> None:
-        self._given = asyncio.get_running_loop().create_future()
         task.cancel()
         await asyncio.wait((task,))
 
@@ -66,7 +58,8 @@ class SteppedIterator:
                     self._given.set_result(value)
                     await self._wanted
         except BaseException as error:  # noqa: BLE001  it is raised where the next value is asked for
-            end: BaseException = error
+            self._end = error
         else:
-            end = StopAsyncIteration()
-        self._given.set_result(_Raised(end))
+            self._end = StopIteration()
+        if not self._given.done():
+            self._given.set_result(None)

@@ -8,9 +8,14 @@ from typing import Annotated
 
 import typer
 
+from streamfleet_producer.cli.call import call
 from streamfleet_producer.cli.cancel import cancel
+from streamfleet_producer.cli.classify import classify
+from streamfleet_producer.cli.decide import decide
 from streamfleet_producer.cli.demo import demo
+from streamfleet_producer.cli.embed import embed
 from streamfleet_producer.cli.queues import queues
+from streamfleet_producer.cli.rerank import rerank
 from streamfleet_producer.cli.result import result
 from streamfleet_producer.cli.status import status
 from streamfleet_producer.cli.stream import stream
@@ -48,5 +53,10 @@ def _options(
             file.reconfigure(errors="replace")
 
 
-for command in (demo, up, worker, stream, submit, result, status, cancel, queues):
+for command in (
+    *(demo, up, worker),
+    *(stream, submit, result, status, cancel),
+    *(embed, classify, rerank, decide, call),
+    queues,
+):
     app.command(cls=Command, epilog=EXIT_CODES)(command)

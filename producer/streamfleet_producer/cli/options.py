@@ -47,6 +47,8 @@ def _remember(ctx: typer.Context, value: bool) -> bool:
 
 
 Json = Annotated[bool, typer.Option("--json", help="JSON, for scripts.", callback=_remember)]
+JsonErrors = Annotated[bool, typer.Option("--json", help="Say errors as JSON too.", callback=_remember)]
+"""Of a command whose results are JSON always."""
 
 
 @asynccontextmanager

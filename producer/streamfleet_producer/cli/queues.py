@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from streamfleet_producer.cli import options
-from streamfleet_producer.cli.terminal import print_json, run, say
+from streamfleet_producer.cli.terminal import print_json, print_table, run, say
 from streamfleet_producer.client import Client
 
 _HEADS = ("queue", "queued", "running", "limit", "dead", "workers", "model")
@@ -53,15 +53,5 @@ async def _row(redis_url: str, name: str) -> dict[str, Any]:
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> None:
-    # By hand and not by rich: lines for `grep` and `awk`, never cut to a width.
-    cells = [[name.upper() for name in _HEADS]]
-    for row in rows:
-        shown = {**row, "model": ", ".join(row["models"]) or "-"}
-        cells.append([str(shown[name]) for name in _HEADS])
-    widths = [max(len(line[column]) for line in cells) for column in range(len(_HEADS))]
-    for line in cells:
-        padded = [
-            cell.rjust(width) if name in _RIGHT else cell.ljust(width)
-            for name, cell, width in zip(_HEADS, line, widths, strict=True)
-        ]
-        print("  ".join(padded).rstrip())
+    shown = [{**row, "model": ", ".join(row["models"]) or "-"} for row in rows]
+    print_table(_HEADS, [[str(row[name]) for name in _HEADS] for row in shown], _RIGHT)

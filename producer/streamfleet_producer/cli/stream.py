@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 import sys
 import time
-
-import typer
 
 from streamfleet_common.schemas import End, GenerateRequest
 from streamfleet_producer.cli import options
 from streamfleet_producer.cli.request_options import takes_request
-from streamfleet_producer.cli.terminal import print_choices, print_json, printable, run, say, stderr
+from streamfleet_producer.cli.terminal import (
+    leaving_quietly,
+    print_choices,
+    print_json,
+    printable,
+    run,
+    say,
+    stderr,
+)
 from streamfleet_producer.client import Client
 from streamfleet_producer.ticket import DEADLINE_S, Options
 from streamfleet_producer.token_stream import TokenStream
@@ -36,13 +40,8 @@ def stream(
     request. With --json each event is a line, the whole result the last one.
     """
     more = Options(lane=lane, deadline_s=deadline)
-    try:
+    with leaving_quietly():  # which cancels the request
         run(_stream(redis_url, queue, request, idempotency_key=idempotency_key, more=more, json=json))
-    except BrokenPipeError:
-        # The reader has seen enough (`| head`), and the request is cancelled. What is left in the buffer
-        # must not fail once more at the end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise typer.Exit(128 + signal.SIGPIPE) from None
 
 
 async def _stream(

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
+import signal
 import sys
-from collections.abc import Coroutine, Sequence
+from collections.abc import Collection, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -89,6 +92,40 @@ def print_choices(texts: Sequence[str], first: int = 1) -> None:
         gap = "\n" if number > 1 else ""
         sys.stdout.write(f"{gap}[{number}]\n{printable(text) if watched else text}\n")
     sys.stdout.flush()
+
+
+def print_table(heads: Sequence[str], rows: Sequence[Sequence[str]], right: Collection[str] = ()) -> None:
+    """Columns below their heads; those named in `right` end at the right."""
+    # By hand and not by rich: lines for `grep` and `awk`, never cut to a width.
+    cells = [[name.upper() for name in heads], *rows]
+    widths = [max(len(line[column]) for line in cells) for column in range(len(heads))]
+    for line in cells:
+        padded = [
+            cell.rjust(width) if name in right else cell.ljust(width)
+            for name, cell, width in zip(heads, line, widths, strict=True)
+        ]
+        print("  ".join(padded).rstrip())
+
+
+def in_one_line(text: str, room: int | None) -> str:
+    """A text for a table: without line breaks and control characters, and cut to `room`, if that is given."""
+    line = " ".join(printable(text).split())
+    return line if room is None or len(line) <= room else f"{line[: max(1, room - 1)]}…"
+
+
+@contextmanager
+def leaving_quietly() -> Iterator[None]:
+    """Let a reader who has seen enough (`| head`) end the command without a word.
+
+    Raises:
+        typer.Exit: with the status of a program that such a reader ends.
+    """
+    try:
+        yield
+    except BrokenPipeError:
+        # What is left in the buffer must not fail once more at the end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(128 + signal.SIGPIPE) from None
 
 
 def program() -> str:

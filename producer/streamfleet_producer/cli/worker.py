@@ -18,7 +18,15 @@ def worker(
         str | None,
         Option(help="An alias (smollm2), a folder, a GGUF file, or a hub reference org/name[@revision]."),
     ] = None,
-    engine: Annotated[str | None, Option(help="generation, or scripted: answers without a model.")] = None,
+    handler: Annotated[
+        str | None,
+        Option(metavar="<module:function>", help="Serve this function; the current folder is importable."),
+    ] = None,
+    models_file: Annotated[str | None, Option(help="A TOML file with aliases of models.")] = None,
+    engine: Annotated[
+        str | None,
+        Option(help="auto, generation, micro_batch, or scripted: answers without a model."),
+    ] = None,
     device: Annotated[str | None, Option(help="auto, cpu, cuda, cuda:1, mps.")] = None,
     precision: Annotated[str | None, Option(help="auto, float32, bfloat16, float16.")] = None,
     threads: Annotated[int | None, Option(help="CPU threads of the model.")] = None,

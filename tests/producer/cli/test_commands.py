@@ -434,6 +434,7 @@ def test_worker_hands_its_options_to_the_worker(monkeypatch: pytest.MonkeyPatch)
         "model": "smollm2", "engine": "scripted", "device": "cpu", "precision": "float32", "threads": "2",
         "max_batch_size": "4", "max_delay_ms": "5.0", "max_seq_len": "512", "max_queue_depth": "9",
         "redis_url": "redis://there", "http_port": "0", "drain_timeout_s": "3.0",
+        "handler": "module:function", "models_file": "models.toml",
     }  # fmt: skip
 
     options = [part for name, value in given.items() for part in (f"--{name.replace('_', '-')}", value)]

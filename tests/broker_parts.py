@@ -52,8 +52,8 @@ def finish(delivery: Delivery, end: End = DONE) -> Finish:
     return Finish(delivery, end)
 
 
-def retry(delivery: Delivery, end: End = FAILED) -> Finish:
-    return Finish(delivery, end, retry=True)
+def retry(delivery: Delivery, end: End = FAILED, after_ms: int | None = None) -> Finish:
+    return Finish(delivery, end, retry=True, retry_after_ms=after_ms)
 
 
 def altered(delivery: Delivery, **changes: Any) -> Delivery:

@@ -24,6 +24,8 @@ AT = st.integers(0, 30)
 CHANGE = st.sampled_from(["", "", "", "", "", "owner", "epoch", "older", "entry"])
 LOOKS = st.sampled_from([STREAMS, STREAMS[:6], STREAMS[:3], ("solo", *STREAMS[:6])])
 """What a worker may look into; `STREAMS` ends with "solo"."""
+HOW = st.sampled_from(["done", "failed", "retry", "retry", 0, 150_000, 5_000_000])
+"""How a request ends: a number is another try after so many ms."""
 WANTS = st.fixed_dictionaries(
     {
         "lane": st.sampled_from(LANES),
@@ -216,25 +218,27 @@ class Fleet(Checked):
 
     @rule(
         many=st.lists(
-            st.tuples(AT, CHANGE, st.sampled_from(["done", "failed", "retry", "retry"])),
+            st.tuples(AT, CHANGE, HOW),
             min_size=1,
             max_size=3,
         ),
         is_repeated=st.booleans(),
     )
-    def finish(self, many: list[tuple[int, str, str]], is_repeated: bool) -> None:
+    def finish(self, many: list[tuple[int, str, str | int]], is_repeated: bool) -> None:
         finishes, expected, repeated = [], [], []
-        for at, change, kind in many:
+        for at, change, how in many:
+            pause_ms = how if isinstance(how, int) else None
+            kind = how if pause_ms is None else "retry"
             for delivery, request, item in self.claims([(at, change)]):
                 # Told apart by their text, so that it can be seen whose end stands: two calls with the same
                 # end would be one call and its repetition.
                 self.ends += 1
                 choice = Choice(text=str(self.ends), token_ids=(1,), finish_reason="eos")
                 end = End(state="done" if kind == "done" else "failed", choices=(choice,))
-                finishes.append(Finish(delivery, end, retry=kind == "retry"))
+                finishes.append(Finish(delivery, end, retry=kind == "retry", retry_after_ms=pause_ms))
                 ours = request.is_run_by(delivery.owner, delivery.epoch, item)
                 if ours and kind == "retry":
-                    self.queue.retry(request)
+                    self.queue.retry(request, pause_ms)
                 elif ours:
                     self.queue.end(request, STATE_LETTERS[end.state])
                 expected.append(ours)

@@ -77,17 +77,22 @@ class Queue:
         request.state, request.owner, request.seq = "Q", "", 0
         request.epoch += 1
 
-    def _again(self, request: Request, *, limit: int = 0, pauses: bool) -> str:
-        """Back into the queue, after a pause if it `pauses`; gives the letter of its state then."""
+    def _again(self, request: Request, *, limit: int = 0, pauses: bool, pause_ms: int | None = None) -> str:
+        """Back into the queue, after a pause if it `pauses`; gives the letter of its state then.
+
+        `pause_ms` takes the place of what its policy says.
+        """
         policy = request.submission.envelope.retry
         limit = policy.attempts or limit
         if request.is_shown or (limit and request.attempts >= limit):
             self.end(request, "F")
-        elif pauses and policy.backoff_ms:
+            return "F"
+        if pause_ms is None:
+            pause_ms = policy.backoff_ms * 2 ** (request.attempts - 1)
+        if pauses and pause_ms:
             self._drop(request.item)
-            pause = min(policy.backoff_ms * 2 ** (request.attempts - 1), MAX_BACKOFF_MS)
             request.state, request.owner, request.item = "Q", "", None
-            request.due_ms, request.seq = self.now_ms + pause, 0
+            request.due_ms, request.seq = self.now_ms + min(pause_ms, MAX_BACKOFF_MS), 0
             request.epoch += 1
         else:
             self._put(request)
@@ -179,12 +184,12 @@ class Queue:
         else:
             self.let_go(request.item)
 
-    def retry(self, request: Request) -> str:
+    def retry(self, request: Request, pause_ms: int | None = None) -> str:
         assert request.item is not None
         if not request.item.is_there:
             self.end(request, "F")
             return "F"
-        return self._again(request, limit=FAILURES, pauses=True)
+        return self._again(request, limit=FAILURES, pauses=True, pause_ms=pause_ms)
 
     def release(self, request: Request, owner: str, epoch: int | None, item: Item | None) -> bool:
         """`epoch` is None for one that was only read."""

@@ -140,6 +140,86 @@ async def test_the_pause_doubles(broker: Broker, raw: Any) -> None:
         await sweep(broker, raw)
 
 
+@pytest.mark.parametrize("backoff_ms", [0, 3 * MINUTE_MS])
+@pytest.mark.parametrize("attempts", [1, 2, 5])
+async def test_it_waits_as_long_as_its_worker_says(
+    broker: Broker, raw: Any, backoff_ms: int, attempts: int
+) -> None:
+    """And not as its own policy does; at each try the same."""
+    policy = Retry(attempts=100, backoff_ms=backoff_ms)
+    await broker.submit([submission(rid=RID, retry=policy)])
+    for attempt in range(1, attempts + 1):
+        (delivery,) = await begin_waiting(broker)
+        assert delivery.attempts == attempt
+        before = now_ms(raw)
+        assert await broker.finish([retry(delivery, after_ms=MINUTE_MS)]) == [True]
+        assert before + MINUTE_MS <= due_at(raw) <= now_ms(raw) + MINUTE_MS
+        # Nobody gets it before.
+        await sweep(broker, raw)
+        assert await begin_waiting(broker, "w2") == []
+        wake(raw)
+        await sweep(broker, raw)
+    assert record_of(raw).state == "queued"
+
+
+async def test_it_may_come_again_at_once_whatever_its_policy(broker: Broker, raw: Any) -> None:
+    (delivery,) = await begin(broker, submission(rid=RID, retry=Retry(backoff_ms=MINUTE_MS)))
+    assert await broker.finish([retry(delivery, after_ms=0)]) == [True]
+    assert waiting_in(raw, "normal:again") == [RID]
+    assert raw.zcard(f"{T}:later") == 0
+
+
+async def test_it_waits_an_hour_at_most(broker: Broker, raw: Any) -> None:
+    (delivery,) = await begin(broker, submission(rid=RID))
+    before = now_ms(raw)
+    await broker.finish([retry(delivery, after_ms=10**12)])
+    assert before + 3_600_000 <= due_at(raw) <= now_ms(raw) + 3_600_000
+
+
+async def test_each_of_a_batch_waits_as_its_own_worker_says(broker: Broker, raw: Any) -> None:
+    first, second, third = await begin(broker, *(submission() for _ in range(3)))
+    before = now_ms(raw)
+    ends = [retry(first, after_ms=MINUTE_MS), retry(second), retry(third, after_ms=2 * MINUTE_MS)]
+    assert await broker.finish(ends) == [True] * 3
+    after = now_ms(raw)
+    assert waiting_in(raw, "normal:again") == [second.entry.rid]
+    for one, pause in ((first, MINUTE_MS), (third, 2 * MINUTE_MS)):
+        assert before + pause <= due_at(raw, one.entry.rid) <= after + pause
+
+
+@pytest.mark.parametrize("attempts", [1, 2, 4])
+async def test_a_pause_that_is_said_is_a_try_as_well(broker: Broker, raw: Any, attempts: int) -> None:
+    await broker.submit([submission(rid=RID, retry=Retry(attempts=attempts))])
+    tries = 0
+    while record_of(raw).state == "queued":
+        assert tries < 9
+        (delivery,) = await begin_waiting(broker)
+        tries += 1
+        await broker.finish([retry(delivery, FAILURE, after_ms=MINUTE_MS)])
+        if raw.zcard(f"{T}:later"):
+            wake(raw)
+            await sweep(broker, raw)
+    assert (tries, record_of(raw).state) == (attempts, "failed")
+    assert_drained(raw)
+
+
+async def test_what_was_shown_and_may_not_begin_anew_fails_whatever_is_said(broker: Broker, raw: Any) -> None:
+    (delivery,) = await begin(broker, submission(rid=RID, stream=True, on_restart="fail"))
+    await broker.emit([emission(delivery, 1, b"x")])
+    assert await broker.finish([retry(delivery, FAILURE, after_ms=MINUTE_MS)]) == [True]
+    assert record_of(raw).state == "failed"
+    assert_drained(raw)
+
+
+async def test_the_last_try_with_a_pause_may_be_told_twice(broker: Broker, raw: Any) -> None:
+    """As after a lost reply."""
+    (delivery,) = await begin(broker, submission(rid=RID, retry=Retry(attempts=1)))
+    for _ in range(2):
+        assert await broker.finish([retry(delivery, FAILURE, after_ms=MINUTE_MS)]) == [True]
+    assert record_of(raw).state == "failed"
+    assert await broker.finish([retry(delivery, DONE, after_ms=MINUTE_MS)]) == [False]
+
+
 async def test_three_tries_where_the_request_says_nothing(broker: Broker, raw: Any) -> None:
     channel = Channel(raw, RID)
     await broker.submit([submission(rid=RID)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import struct
 from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Any, cast
 
@@ -13,9 +14,21 @@ from streamfleet_common import codec
 from streamfleet_common.broker import Broker
 from streamfleet_common.deliveries import Delivery, Emission, Entry, Finish
 from streamfleet_common.errors import BrokerUnavailable, DeadlineExceeded, GenerationFailed, InvalidRequest
-from streamfleet_common.schemas import Choice, Delta, End, Prefill, Usage
+from streamfleet_common.one_shot import Label
+from streamfleet_common.schemas import (
+    Choice,
+    Classification,
+    Delta,
+    Embedding,
+    End,
+    Prefill,
+    Rank,
+    Timing,
+    Usage,
+)
+from streamfleet_common.schemas import Parts as PartsEvent
 from streamfleet_worker import publisher as publisher_module
-from streamfleet_worker.engine.base import Finished, Key, Output, Tokens
+from streamfleet_worker.engine.base import Finished, Key, Output, Parts, Tokens
 from streamfleet_worker.metrics import Metrics
 from streamfleet_worker.publisher import Publisher
 
@@ -38,6 +51,8 @@ class StubBroker:
         self.finishes: list[list[str]] = []
         self.retries: set[str] = set()
         """Those that came with the wish for another try."""
+        self.pauses: dict[str, int | None] = {}
+        """After how many ms, if that was said."""
 
     async def emit(self, emissions: Sequence[Emission]) -> list[bool]:
         await self._pass()
@@ -56,6 +71,7 @@ class StubBroker:
         rids = [finish.delivery.entry.rid for finish in finishes]
         self.finishes.append(rids)
         self.retries |= {finish.delivery.entry.rid for finish in finishes if finish.retry}
+        self.pauses |= {finish.delivery.entry.rid: finish.retry_after_ms for finish in finishes}
         for rid, body in zip(rids, bodies, strict=True):
             if rid not in self.fenced:
                 event = codec.decode_event(body)
@@ -90,12 +106,14 @@ class Desk:
     def __init__(self, broker: StubBroker) -> None:
         self.forgotten: list[Key] = []
         self.freed = 0
+        self.memory = {"weights": 100}
         self.metrics = Metrics("q", "0")
         self.publisher = Publisher(
             cast(Broker, broker),
             self.metrics,
             forget=self.forgotten.extend,
             freed=self._freed,
+            memory=lambda: self.memory,
         )
         self.task = asyncio.create_task(self.publisher.run(IDENTITY))
 
@@ -331,6 +349,115 @@ async def test_only_a_failure_that_may_pass_is_tried_again(
     desk.take((key, finished))
     await desk.publisher.wait_empty()
     assert broker.retries == ({"a"} if is_wanted else set())
+
+
+@pytest.mark.parametrize(
+    ("after_s", "pause_ms"),
+    [
+        (None, None),
+        (0.0, 0),
+        (0.25, 250),
+        (0.0004, 0),
+        (60, 60_000),
+        # An hour at most, as on the server; and what is no time at all ends no publisher.
+        (1e12, 3_600_000),
+        (float("inf"), 3_600_000),
+        (float("nan"), 3_600_000),
+        (-5.0, 0),
+    ],
+)
+async def test_how_long_it_waits_for_its_next_try(
+    broker: StubBroker, desk: Desk, after_s: float | None, pause_ms: int | None
+) -> None:
+    key = desk.hold("a", stream=False)
+    error = GenerationFailed("later", retryable=True)
+    desk.take((key, Finished("failed", error=error, retry_after_s=after_s)))
+    async with asyncio.timeout(5):
+        await desk.publisher.wait_empty()
+    assert broker.retries == {"a"}
+    assert broker.pauses == {"a": pause_ms}
+
+
+# --- parts of an output
+
+
+async def test_parts_merge_while_a_call_is_stuck_and_the_end_has_all(broker: StubBroker, desk: Desk) -> None:
+    broker.open.clear()
+    key, silent = desk.hold("a"), desk.hold("silent", stream=False)
+    desk.take((key, Parts([0])))
+    await eventually(lambda: broker.waiting == 1, "a call that waits")
+    given = [0, *({"n": number, "of": ["a", None, 1.5]} for number in range(1, 500))]
+    for part in given[1:]:
+        desk.take((key, Parts([part])), (silent, Parts([part])))
+    finished = Finished("done", outputs=tuple(given))
+    desk.take((key, finished), (silent, finished))
+    broker.open.set()
+    await desk.publisher.wait_empty()
+    first, second = broker.events("a")
+    assert isinstance(first, PartsEvent)
+    assert isinstance(second, PartsEvent)
+    assert [*first.values, *second.values] == given
+    assert len(first.values) == 1
+    for rid in ("a", "silent"):
+        assert list(broker.ends[rid].outputs) == given
+        assert broker.ends[rid].output == given[-1]
+    assert broker.ends["a"].last_seq == 2
+    assert "silent" not in broker.log
+
+
+async def test_a_part_without_bytes_fails_its_request_alone(broker: StubBroker, desk: Desk) -> None:
+    odd, good = desk.hold("odd"), desk.hold("good")
+    desk.take((odd, Parts([object()])), (good, Parts(["x"])))
+    desk.take((good, Finished("done", outputs=("x",))))
+    await desk.publisher.wait_empty()
+    assert {rid: end.state for rid, end in broker.ends.items()} == {"odd": "failed", "good": "done"}
+    assert desk.forgotten == [odd]
+
+
+async def test_parts_of_what_is_lost_are_not_told(broker: StubBroker, desk: Desk) -> None:
+    key = desk.hold("a")
+    broker.open.clear()
+    other = desk.hold("other")
+    desk.take((other, Parts([1])))
+    await eventually(lambda: broker.waiting == 1, "a call that waits")
+    desk.take((key, Parts([1])))
+    desk.publisher.lose([key])
+    desk.take((key, Parts([2])), (other, Finished("done", outputs=(1,))))
+    broker.open.set()
+    await desk.publisher.wait_empty()
+    assert list(broker.log) == ["other"]
+
+
+# --- what an end says
+
+
+async def test_each_end_tells_the_memory_of_its_time(broker: StubBroker, desk: Desk) -> None:
+    first, second = desk.hold("first", stream=False), desk.hold("second")
+    desk.take((first, done(["x"])), (second, tokens("x")))
+    await eventually(lambda: "first" in broker.ends, "the first end")
+    desk.memory = {"weights": 100, "buffers": 7}
+    desk.take((second, Finished("failed", error=GenerationFailed("it failed"))))
+    await desk.publisher.wait_empty()
+    assert dict(broker.ends["first"].memory) == {"weights": 100}
+    assert dict(broker.ends["second"].memory) == {"weights": 100, "buffers": 7}
+
+
+async def test_an_end_has_all_that_one_shot_work_gives(broker: StubBroker, desk: Desk) -> None:
+    key = desk.hold("a", stream=False)
+    finished = Finished(
+        "done",
+        embeddings=(Embedding(data=struct.pack("<2f", 0.5, -2.0)),),
+        classifications=(Classification(labels=(Label(label="good", score=0.75),)),),
+        ranking=(Rank(index=1, score=0.5), Rank(index=0, score=0.25)),
+        usage=Usage(prompt_tokens=5, truncated=1, cut_tokens=3),
+        timing=Timing(wait_ms=1, tokenize_ms=2, device_ms=3, batches=4),
+    )
+    desk.take((key, finished))
+    await desk.publisher.wait_empty()
+    end = broker.ends["a"]
+    assert list(end.embeddings[0].vector) == [0.5, -2.0]
+    assert (end.classifications, end.ranking) == (finished.classifications, finished.ranking)
+    assert (end.usage, end.timing) == (finished.usage, finished.timing)
 
 
 @pytest.mark.parametrize("bad", ["\ud83d", 7])

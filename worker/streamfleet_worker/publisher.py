@@ -275,7 +275,8 @@ def _calls(finishes: list[tuple[Held, End]]) -> list[Finish]:
 
 def _retry_after_ms(finished: Finished | None) -> int | None:
     after_s = None if finished is None else finished.retry_after_s
-    return None if after_s is None else max(0, round(min(after_s, MAX_RETRY_AFTER_S) * 1000))
+    # In this order, in which what is no number is the longest.
+    return None if after_s is None else max(0, round(min(MAX_RETRY_AFTER_S, after_s) * 1000))
 
 
 def _may_retry(finished: Finished | None) -> bool:

@@ -17,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from eventually import eventually
 from gated_engine import GatedEngine
 from hired import Hired, ends, submit
+from item_models import Bench, ListRunner
 from streamfleet_common.broker import Broker
 from streamfleet_common.deliveries import Delivery, Entry, NotStarted, Swept
 from streamfleet_common.depth import Depth
@@ -24,7 +25,15 @@ from streamfleet_common.embedded import EmbeddedBroker
 from streamfleet_common.schemas import Choice, End, Failure, Timing, Usage
 from streamfleet_worker.engine.base import EngineInfo, Room, Step
 from streamfleet_worker.engine_thread import Report
-from streamfleet_worker.metrics import ERROR_TYPES, FINISH_REASONS, EngineMemory, Metrics, QueueDepth
+from streamfleet_worker.metrics import (
+    ENGINE_COUNTS,
+    ERROR_TYPES,
+    FINISH_REASONS,
+    EngineCounts,
+    EngineMemory,
+    Metrics,
+    QueueDepth,
+)
 
 Hire = Callable[..., Awaitable[Hired]]
 DOCS = Path(__file__).parents[2] / "docs" / "operations.md"
@@ -47,6 +56,11 @@ KINDS = {
     "prefix_cache_queries_total": "counter",
     "prompt_tokens_total": "counter",
     "generation_tokens_total": "counter",
+    "padded_tokens_total": "counter",
+    "truncated_total": "counter",
+    "cut_tokens_total": "counter",
+    "device_seconds": "histogram",
+    "tokenize_seconds": "histogram",
     "request_success_total": "counter",
     "request_failure_total": "counter",
     "redeliveries_total": "counter",
@@ -87,6 +101,61 @@ def test_memory_is_read_at_each_scrape(metrics: Metrics) -> None:
     assert scrape(metrics)["streamfleet_memory_bytes", "queue=q,use=prefix_cache"] == 7
 
 
+def test_counts_are_read_at_each_scrape_and_all_are_there(metrics: Metrics) -> None:
+    counted: dict[str, int] = {}
+    metrics.registry.register(EngineCounts("q", lambda: counted))
+
+    def seen() -> dict[str, float]:
+        names = [f"{name}_total" for name in ENGINE_COUNTS]
+        samples = scrape(metrics)
+        return {name: samples[f"streamfleet_{name}", "queue=q"] for name in names}
+
+    assert set(seen().values()) == {0}
+    counted |= {"coalesced_items": 3, "answer_cache_hits": 2, "not a series": 9}
+    assert {name: value for name, value in seen().items() if value} == {
+        "coalesced_items_total": 3,
+        "answer_cache_hits_total": 2,
+    }
+    families = text_string_to_metric_families(generate_latest(metrics.registry).decode())
+    kinds = {family.name.removeprefix("streamfleet_"): family.type for family in families}
+    assert {kinds[name] for name in ENGINE_COUNTS} == {"counter"}
+
+
+def test_an_engine_of_one_shot_work_counts_what_is_a_series() -> None:
+    """What the engine calls otherwise would be 0 for ever."""
+    counts = Bench(ListRunner()).engine.counts
+    tokens = {"tokenization_cache_queries", "tokenization_cache_hits"}
+    assert set(counts) | tokens == set(ENGINE_COUNTS)
+
+
+def test_what_a_micro_batch_was(metrics: Metrics) -> None:
+    room = Room(rows=8, running=0, waiting=5)
+    step = Step([], rows=3, prompt_tokens=20, padded_tokens=24, device_s=0.25)
+    metrics.stepped(Report(step, 0.3, room))
+    metrics.stepped(Report(Step([]), 0.1, room))
+    after = scrape(metrics)
+    assert after["streamfleet_padded_tokens_total", "queue=q"] == 24
+    assert after["streamfleet_prompt_tokens_total", "queue=q"] == 20
+    for name, count, total in (
+        ("batch_size", 1, 3),
+        ("device_seconds", 1, 0.25),
+        ("engine_step_seconds", 2, 0.4),
+    ):
+        assert after[f"streamfleet_{name}_count", "queue=q"] == count
+        assert after[f"streamfleet_{name}_sum", "queue=q"] == pytest.approx(total)
+
+
+def test_what_was_cut_is_counted_by_texts_and_by_tokens(metrics: Metrics) -> None:
+    for usage in (Usage(prompt_tokens=9, truncated=2, cut_tokens=30), Usage(prompt_tokens=4)):
+        metrics.ended(delivery(), End(state="done", usage=usage), 0.1)
+    metrics.ended(delivery(), End(state="failed", error=Failure(code="too_long", message="")), 0.1)
+    after = scrape(metrics)
+    assert after["streamfleet_truncated_total", "queue=q"] == 2
+    assert after["streamfleet_cut_tokens_total", "queue=q"] == 30
+    assert after["streamfleet_request_prompt_tokens_sum", "queue=q"] == 13
+    assert after["streamfleet_request_failure_total", "error_type=too_long,queue=q"] == 1
+
+
 def test_what_the_prefix_cache_had_is_counted_in_tokens(metrics: Metrics) -> None:
     room = Room(rows=8, running=0, waiting=0)
     metrics.stepped(Report(Step(outputs=[], asked_tokens=100, cached_tokens=64), 0.01, room))
@@ -110,7 +179,8 @@ def test_names_and_kinds(metrics: Metrics) -> None:
 def test_the_documentation_names_only_what_is_there() -> None:
     named = set(re.findall(r"`streamfleet_(\w+)", DOCS.read_text()))
     assert named
-    assert named <= {*KINDS, "memory_bytes", "queue_depth", "queue_max_depth", "queue_dead_letters"}
+    beside = {"memory_bytes", "queue_depth", "queue_max_depth", "queue_dead_letters"}
+    assert named <= {*KINDS, *beside, *(f"{name}_total" for name in ENGINE_COUNTS)}
 
 
 def test_every_series_is_there_from_the_start_and_at_zero(metrics: Metrics) -> None:
@@ -161,7 +231,7 @@ def test_times_of_a_request(metrics: Metrics) -> None:
         state="done",
         choices=(Choice(text="x", token_ids=(1,), finish_reason="stop"),),
         usage=Usage(prompt_tokens=7, completion_tokens=11),
-        timing=Timing(wait_ms=1, prefill_ms=500, decode_ms=2000),
+        timing=Timing(wait_ms=1, tokenize_ms=4, prefill_ms=500, decode_ms=2000),
     )
     metrics.delivered(delivery(waited_ms=250))
     metrics.ended(delivery(waited_ms=250), end, held_s=3.0)
@@ -169,9 +239,11 @@ def test_times_of_a_request(metrics: Metrics) -> None:
     sums = {
         name: samples[f"streamfleet_{name}_sum", "queue=q"] for name in KINDS if KINDS[name] == "histogram"
     }
-    assert sums | {"batch_size": 0, "engine_step_seconds": 0} == {
+    assert sums == {
         "batch_size": 0,
         "engine_step_seconds": 0,
+        "device_seconds": 0,
+        "tokenize_seconds": 0.004,
         "time_to_first_token_seconds": 0,
         "request_queue_time_seconds": 0.25,
         "e2e_request_latency_seconds": 3.25,

@@ -46,6 +46,9 @@ def test_the_product_is_that_of_whole_numbers(bias: bool) -> None:
     ours = Int8Linear(linear)(x)
     assert ours.shape == (3, 17, 64)
     torch.testing.assert_close(ours.double(), by_hand(linear, x), rtol=1e-4, atol=1e-4)
+    half = Int8Linear(linear.bfloat16())(x.bfloat16())
+    far = (half.double() - by_hand(linear, x.bfloat16())).norm(dim=-1) / ours.double().norm(dim=-1)
+    assert far.max() < 0.02
 
 
 @needs_int8
@@ -60,11 +63,12 @@ def test_the_largest_value_does_not_wrap_around() -> None:
 
 
 @needs_int8
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @torch.inference_mode()
-def test_zeros_stay_zeros_and_what_is_no_number_stays_none() -> None:
-    x = torch.zeros(3, 64)
-    x[1, 5], x[2, 5] = torch.nan, torch.inf
-    y = Int8Linear(nn.Linear(64, 64, bias=False))(x)
+def test_zeros_stay_zeros_and_what_is_no_number_stays_none(dtype: torch.dtype) -> None:
+    x = torch.zeros(4, 64, dtype=dtype)
+    x[1, 5], x[2, 5], x[3, 5] = torch.nan, torch.inf, -torch.inf
+    y = Int8Linear(nn.Linear(64, 64, bias=False, dtype=dtype))(x)
     assert (y[0] == 0).all()
     assert not y[1:].isfinite().any()
 

@@ -29,7 +29,7 @@ class Int8Linear(nn.Module):
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
-        self.bias = linear.bias
+        self.bias: torch.Tensor | None = linear.bias
         weight = linear.weight.detach().float()
         self._scales = weight.abs().amax(1).clamp_min(1e-12) / 127
         rounded = (weight / self._scales[:, None]).round().to(torch.int8)
@@ -47,7 +47,7 @@ class Int8Linear(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """`[..., in_features]` to `[..., out_features]`."""
         rows = x.reshape(-1, self.in_features)
-        largest = rows.abs().amax(-1, keepdim=True).clamp_min_(1e-6)
+        largest = _largest(rows).clamp_min_(1e-6)
         # By way of signed numbers: torch converts to unsigned ones ten times as slowly.
         signed = torch.mul(rows, _LARGEST / largest).round_().to(torch.int8)
         y: torch.Tensor = self._multiply(
@@ -65,10 +65,18 @@ class Int8Linear(nn.Module):
             [],
             "",
         )
-        y.mul_(largest / _LARGEST)
-        if self.bias is not None:
-            y.add_(self.bias)
+        scale = largest / _LARGEST
+        y = y.mul_(scale) if self.bias is None else torch.addcmul(self.bias, y, scale)
         return y.view(*x.shape[:-1], self.out_features)
+
+
+def _largest(rows: torch.Tensor) -> torch.Tensor:
+    """The largest size in each row, `[rows, 1]`."""
+    if rows.dtype != torch.bfloat16:
+        return rows.abs().amax(-1, keepdim=True)
+    # Without signs, bits are in the order of the numbers, and torch compares them three times as fast.
+    bits = rows.view(torch.int16).bitwise_and(0x7FFF)
+    return bits.amax(-1, keepdim=True).view(torch.bfloat16)
 
 
 def int8_or_packed(linear: nn.Linear) -> nn.Module:

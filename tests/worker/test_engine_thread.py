@@ -11,9 +11,11 @@ import pytest
 
 from eventually import eventually
 from gated_engine import GatedEngine
+from item_models import Bench, Elsewhere, ElsewhereRunner, ListJob, ListRunner, text
 from streamfleet_common.errors import ModelLoadFailed
 from streamfleet_common.schemas import GenerateRequest
 from streamfleet_worker.engine.base import Arrival, Engine, Finished, Key, Output, Step
+from streamfleet_worker.engine.item import Done, ItemBatch
 from streamfleet_worker.engine_thread import EngineThread, Report
 
 
@@ -148,6 +150,66 @@ async def test_cancel_reaches_the_engine_before_its_next_step(made: Make, loop: 
     engine.is_open = True
     await eventually(lambda: loop.finished == [("b", 1)], "the end of the other")
     assert len([output for output in loop.outputs if output.key == ("a", 1)]) == 2
+
+
+def waiting_items(*names: str) -> dict[Key, Arrival]:
+    return {(name, 1): Arrival(ListJob([text(name)]), accepted_at=0.0, deadline_at=1e12) for name in names}
+
+
+async def test_another_thread_may_wake_it(made: Make, loop: Loop) -> None:
+    """A batch runs elsewhere; nothing but its word that it is ready has the engine step again."""
+    runner = ElsewhereRunner(slots=2)
+    bench = Bench(runner, size=2, delay=0.0)
+    thread = made(lambda: bench.engine)
+    await thread.start()
+    thread.add(waiting_items("a", "b", "c"))
+    await eventually(lambda: len(runner.running) == 2, "two batches")
+    await eventually(lambda: not thread.stepping, "rest")
+    steps = thread.steps
+    for batch in runner.running[::-1]:
+        batch.tell(*(Done(value) for value in batch.batch.values))
+        waking = threading.Thread(target=runner.wake)
+        waking.start()
+        waking.join()
+    await eventually(lambda: sorted(loop.finished) == [("a", 1), ("b", 1), ("c", 1)], "the ends")
+    assert thread.steps - steps <= 3, "it has not looked all the time"
+    assert loop.deaths == []
+
+
+async def test_no_wake_up_is_missed(made: Make, loop: Loop) -> None:
+    """However it falls between a look and a wait."""
+    runner = ElsewhereRunner()
+    bench = Bench(runner, size=1, delay=0.0)
+    thread = made(lambda: bench.engine)
+    await thread.start()
+    launch, told = runner.launch, []
+
+    def at_once(batch: ItemBatch) -> Elsewhere:
+        running = launch(batch)
+
+        def end() -> None:
+            running.tell(Done("x"))
+            runner.wake()
+
+        told.append(threading.Thread(target=end))
+        told[-1].start()
+        return running
+
+    runner.launch = at_once  # type: ignore[method-assign]
+    for number in range(300):
+        thread.add(waiting_items(f"r{number}"))
+    await eventually(lambda: len(loop.finished) == 300, "the ends")
+    for one in told:
+        one.join()
+
+
+async def test_counts_and_memory_are_the_engines(made: Make) -> None:
+    bench = Bench(ListRunner())
+    thread = made(lambda: bench.engine)
+    assert (thread.counts, thread.memory) == ({}, {})
+    await thread.start()
+    assert thread.counts == bench.engine.counts
+    assert thread.memory == {"weights": 1, "items": 0, "answers": 0}
 
 
 async def test_what_building_raises_comes_out_of_start(made: Make, loop: Loop) -> None:

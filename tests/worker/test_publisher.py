@@ -14,18 +14,8 @@ from streamfleet_common import codec
 from streamfleet_common.broker import Broker
 from streamfleet_common.deliveries import Delivery, Emission, Entry, Finish
 from streamfleet_common.errors import BrokerUnavailable, DeadlineExceeded, GenerationFailed, InvalidRequest
-from streamfleet_common.one_shot import Label
-from streamfleet_common.schemas import (
-    Choice,
-    Classification,
-    Delta,
-    Embedding,
-    End,
-    Prefill,
-    Rank,
-    Timing,
-    Usage,
-)
+from streamfleet_common.one_shot import Classification, Embedding, Label, Rank
+from streamfleet_common.schemas import Choice, Delta, End, Prefill, Timing, Usage
 from streamfleet_common.schemas import Parts as PartsEvent
 from streamfleet_worker import publisher as publisher_module
 from streamfleet_worker.engine.base import Finished, Key, Output, Parts, Tokens

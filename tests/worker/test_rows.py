@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from hired_view import echo, polled_again, states
 from streamfleet_common.broker import Broker
 from streamfleet_common.schemas import Delta, End, Envelope, GenerateRequest, Start
 from streamfleet_common.submissions import Submission
+from streamfleet_worker.engine.base import EngineInfo
 
 Hire = Callable[..., Awaitable[Hired]]
 
@@ -49,6 +51,27 @@ async def test_rows_are_counted_and_not_requests(broker: Broker, hire: Hire) -> 
     small = [await ask(broker, "ECHO 1") for _ in range(9)]
     await ends(broker, small)
     assert hired.worker._intake.room() == 8
+
+
+class Sorting(GatedEngine):
+    """An engine that sorts what waits: it holds three batches."""
+
+    @property
+    def info(self) -> EngineInfo:
+        return replace(super().info, window=3)
+
+
+async def test_a_worker_holds_a_window_of_batches(broker: Broker, hire: Hire) -> None:
+    hired = await hire(Sorting(is_open=False, max_batch_size=4), block_ms=50)
+    assert hired.worker._intake.room() == 12
+    rids = [await ask(broker, "ECHO 1") for _ in range(20)]
+    await eventually(lambda: len(hired.engine.added) == 12, "three batches")
+    await polled_again(hired)
+    assert await states(broker, rids) == {"running": 12, "queued": 8}
+    assert hired.worker._intake.room() == 0
+    hired.engine.is_open = True
+    assert [answer.text for answer in await ends(broker, rids)] == [echo(1)] * 20
+    assert hired.worker._intake.room() == 12
 
 
 async def test_rows_that_are_being_prepared_count_too(broker: Broker, hire: Hire) -> None:

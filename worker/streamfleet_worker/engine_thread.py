@@ -144,7 +144,7 @@ class EngineThread:
             due_in = engine.due_in()
             with self._wake:
                 if not self._orders and not self._closing and (due_in is None or due_in > 0):
-                    self._wake.wait(due_in)
+                    self._wake.wait(None if due_in is None else min(due_in, threading.TIMEOUT_MAX))
                 orders = list(self._orders)
                 self._orders.clear()
                 if self._closing:

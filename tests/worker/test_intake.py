@@ -1,0 +1,91 @@
+"""The intake by itself: what it counts of what the engine brings forth."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from engine_driver import Clock
+from item_models import Bench, ListJob, ListRunner, text
+from streamfleet_common.deliveries import Delivery, Entry
+from streamfleet_common.one_shot import CallRequest
+from streamfleet_common.schemas import Envelope
+from streamfleet_common.submissions import Submission
+from streamfleet_worker.engine.base import Arrival, Finished, Key, Output, Parts
+from streamfleet_worker.intake import Intake
+from streamfleet_worker.metrics import Metrics
+
+
+class Door:
+    """An engine that takes all and does nothing, and a publisher that holds all."""
+
+    def __init__(self, items: int) -> None:
+        self.info = Bench(ListRunner(), size=4, window=3).info
+        self.items = items
+        self.arrivals: dict[Key, Arrival] = {}
+        self.held = 0
+        self.outputs: list[Output] = []
+
+    def prepare(self, request: Any) -> ListJob:
+        return ListJob([text(number) for number in range(self.items)])
+
+    def add(self, arrivals: dict[Key, Arrival]) -> None:
+        self.arrivals |= arrivals
+
+    def answers_for(self, key: Key) -> bool:
+        return False
+
+    def holds(self, key: Key) -> bool:
+        return True
+
+    def hold(self, delivery: Delivery, **_: Any) -> None:
+        self.held += 1
+
+    def take(self, outputs: list[Output]) -> None:
+        self.outputs += outputs
+
+
+def delivery(number: int) -> Delivery:
+    envelope = Envelope(request=CallRequest(handler="h", input=number))
+    entry = Entry(envelope.rid, f"{number}-0", "normal", Submission.of(envelope).payload)
+    return Delivery(entry, "w1", 1, 10_000, 9_250, 40_000, 1, 0)
+
+
+def made(items: int = 1) -> tuple[Intake, Door, Metrics, Clock]:
+    door, metrics, clock = Door(items), Metrics("q", "0"), Clock()
+    return Intake(cast(Any, door), cast(Any, door), metrics, clock), door, metrics, clock
+
+
+async def test_ages_and_deadlines_are_on_the_engines_clock() -> None:
+    intake, door, _, _ = made()
+    await intake.take([delivery(1)])
+    (arrival,) = door.arrivals.values()
+    # Accepted 750 ms before it was given out, and 30 s before its deadline then.
+    assert (arrival.accepted_at, arrival.deadline_at) == (99.25, 130.0)
+    intake.close()
+
+
+async def test_the_first_part_is_the_first_output_and_no_other() -> None:
+    intake, door, metrics, clock = made()
+    await intake.take([delivery(1)])
+    (key,) = door.arrivals
+    clock.now += 0.5
+    intake.stepped([Output(key, Parts([1])), Output(key, Parts([2]))])
+    clock.now += 0.5
+    intake.stepped([Output(key, Parts([3])), Output(key, Finished("done"))])
+    name = "streamfleet_time_to_first_token_seconds"
+    assert metrics.registry.get_sample_value(f"{name}_count", {"queue": "q"}) == 1
+    assert metrics.registry.get_sample_value(f"{name}_sum", {"queue": "q"}) == 1.25
+    assert intake.admitted == 0
+    intake.close()
+
+
+async def test_room_is_the_window_in_requests_like_the_last_ones() -> None:
+    intake, door, _, _ = made(items=5)
+    assert intake.room() == 12
+    await intake.take([delivery(1)])
+    # 5 rows of 12 are taken; a call is thought to be one row before it is here.
+    assert intake.room() == 7
+    (key,) = door.arrivals
+    intake.stepped([Output(key, Finished("done"))])
+    assert intake.room() == 12
+    intake.close()

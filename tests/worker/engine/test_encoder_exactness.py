@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -17,14 +18,17 @@ from streamfleet_worker.engine.encoder_model import EncoderModel
 from streamfleet_worker.engine.encoder_runner import EncoderRunner
 from tiny_encoder import MAX_POSITIONS
 
-Forward = Callable[..., Any]
+
+@cache
+def found(kind: str, precision: str) -> EncoderExactness:
+    return find(encoder(kind, precision))
 
 
 def find(loaded: EncoderModel) -> EncoderExactness:
     runner = EncoderRunner(loaded)
-    found = EncoderExactness.find(loaded, runner, max_batch_size=32, max_seq_len=MAX_POSITIONS)
-    assert runner.granule == found.granule
-    return found
+    exactness = EncoderExactness.find(loaded, runner, max_batch_size=32, max_seq_len=MAX_POSITIONS)
+    assert runner.granule == exactness.granule
+    return exactness
 
 
 def changed(change: Callable[[Any], None]) -> EncoderModel:
@@ -52,16 +56,16 @@ def test_batches_are_filled_up_to_where_rows_are_computed_alike(odd: tuple[int, 
     def change(model: Any) -> None:
         model.classifier = Whimsical(model.classifier, odd)
 
-    found = find(changed(change))
+    exactness = find(changed(change))
     # The machine's own kernels may ask for more.
-    assert found.granule % granule == 0
-    assert found.name
+    assert exactness.granule % granule == 0
+    assert exactness.name
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("kind", ["bert", "classifier", "reranker", "llama"])
 def test_encoders_are_exact_on_a_cpu_with_one_thread(kind: str, precision: str) -> None:
-    assert find(encoder(kind, precision)).name.startswith(f"cpu-{precision}-1t-")
+    assert found(kind, precision).name.startswith(f"cpu-{precision}-1t-")
 
 
 def test_nothing_is_promised_when_a_row_depends_on_its_company() -> None:
@@ -101,7 +105,7 @@ def test_nothing_is_promised_of_several_threads_or_of_another_device(
 
 def test_each_model_and_precision_has_a_class_of_its_own() -> None:
     names = {
-        find(encoder(kind, precision)).name
+        found(kind, precision).name
         for kind in ("classifier", "reranker")
         for precision in ("float32", "bfloat16")
     }

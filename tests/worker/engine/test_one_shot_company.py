@@ -26,7 +26,7 @@ from streamfleet_worker.engine.item import Done
 from streamfleet_worker.engine.micro_batch import MicroBatchEngine
 from streamfleet_worker.engine.tasks.encoder_task import EncoderTask
 
-TOLERANCE = {"float32": 2e-6, "bfloat16": 0.03}
+TOLERANCE = {"float32": 5e-6, "bfloat16": 0.02}
 """Of numbers of a vector of length one, and of probabilities."""
 
 TEXT = (
@@ -176,18 +176,18 @@ def numbers(finished: Finished) -> list[torch.Tensor]:
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("kind", ["bert", "classifier", "reranker"])
 def test_answers_are_the_same_bits_in_any_company(kind: str, precision: str) -> None:
-    check_exact(encoder(kind, precision), items=60, seed=3)
+    check_exact(encoder(kind, precision), items=50, seed=3)
 
 
 def test_nor_do_they_depend_on_it_where_weights_are_not_packed() -> None:
     """Kernels then compute one row otherwise than several: batches are filled up to whole granules."""
-    check_exact(encoder("classifier", pack=False), items=60, seed=4)
+    check_exact(encoder("classifier", pack=False), items=50, seed=4)
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("kind", ["bert", "classifier"])
 def test_answers_are_close_where_batches_are_mixed(kind: str, precision: str) -> None:
-    assert check_close(encoder(kind, precision), items=60, seed=5) <= TOLERANCE[precision]
+    assert check_close(encoder(kind, precision), items=40, seed=5) <= TOLERANCE[precision]
 
 
 @needs_minilm

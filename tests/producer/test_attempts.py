@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any, Literal, cast
 
@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from streamfleet_common import codec
 from streamfleet_common.errors import GenerationFailed, IncompleteGeneration
 from streamfleet_common.frames import Frame
-from streamfleet_common.schemas import Choice, Delta, End, Event, Prefill, Restart, Start
+from streamfleet_common.schemas import Choice, Delta, End, Event, Parts, Prefill, Restart, Start
 from streamfleet_producer.event_reader import EventReader
 from streamfleet_producer.link import Link, Patience
 from streamfleet_producer.ticket import Ticket
-from streamfleet_producer.token_stream import TokenStream
+from streamfleet_producer.token_stream import PartStream, TokenStream
 
 PREFILL = Prefill(token_ids=(1,), texts=("p",), logprobs=(None,))
 Answer = list[tuple[int, str, float]]
@@ -50,6 +50,8 @@ class World:
     """So many events are in the log before it is gone."""
     read_each: int
     """After so many messages the reader has its turn."""
+    has_parts: bool = False
+    """Its one answer is a handler's output, whose parts are the tokens."""
     frames: list[Frame] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -61,7 +63,8 @@ class World:
         last = self.attempts[-1]
         end = End(
             state="done",
-            choices=tuple(_choice(index, answer) for index, answer in enumerate(self.final)),
+            choices=() if self.has_parts else tuple(map(_choice, range(len(self.final)), self.final)),
+            outputs=tuple(map(list, self.final[0])) if self.has_parts else (),
             exact=last.exact,
             of=last.epoch,
             last_seq=self.frames[-1].seq,
@@ -72,13 +75,15 @@ class World:
     def final(self) -> list[Answer]:
         return self.answers[self.attempts[-1].answer]
 
-    def deltas(self, attempt: Attempt) -> list[Delta]:
-        said, at = [], dict.fromkeys(range(len(self.final)), 0)
+    def deltas(self, attempt: Attempt) -> list[Delta | Parts]:
+        said: list[Delta | Parts] = []
+        at = dict.fromkeys(range(len(self.final)), 0)
         for index, count in attempt.pieces:
             tokens = self.answers[attempt.answer][index][at[index] : at[index] + count]
             at[index] += count
             if tokens:
-                said.append(_delta(index, tokens))
+                parts = Parts(values=tuple(map(list, tokens)))
+                said.append(parts if self.has_parts else _delta(index, tokens))
         return said
 
 
@@ -147,12 +152,13 @@ async def watch(world: World, *, deltas_only: bool) -> tuple[list[Event], Except
 
     shown: list[Event] = []
 
-    async def read(tokens: TokenStream) -> None:
-        async for event in tokens if deltas_only else tokens.events():
-            shown.append(event)  # noqa: PERF401 (what came before an error counts)
+    async def read(stream: TokenStream | PartStream) -> None:
+        async for event in stream if deltas_only else stream.events():
+            # One by one: what came before an error counts.
+            shown.append(Parts(values=(event,)) if isinstance(event, list) else event)  # noqa: PERF401
 
-    async with TokenStream(reader, opening) as tokens:
-        reading = asyncio.create_task(read(tokens))
+    async with (PartStream if world.has_parts else TokenStream)(reader, opening) as stream:
+        reading = asyncio.create_task(read(stream))
         early: list[bytes] = []
         for number, (frame, fate) in enumerate(zip(world.frames, world.fates, strict=True)):
             link.happened += 1
@@ -186,7 +192,8 @@ def worlds(
     draw: st.DrawFn, *, classes: Sequence[str] = CLASSES, answers: int = 2, loss: bool = True
 ) -> World:
     """Attempts by workers of these classes: all that say to be of one give the same answer."""
-    choices = draw(st.integers(1, 3))
+    has_parts = draw(st.booleans())
+    choices = 1 if has_parts else draw(st.integers(1, 3))
     said = [[draw(st.lists(TOKENS, max_size=5)) for _ in range(choices)] for _ in range(answers)]
     # A class has its answer; whoever promises nothing may give any.
     of_class = {name: draw(st.integers(0, answers - 1)) for name in classes if name}
@@ -199,7 +206,7 @@ def worlds(
             pieces += [(index, 5) for index in range(choices)]
         epoch += draw(st.integers(1, 2))
         attempts.append(Attempt(exact, answer, pieces, epoch))
-    world = World(said, attempts, draw(st.booleans()), [], 10**6, draw(st.integers(1, 4)))
+    world = World(said, attempts, draw(st.booleans()), [], 10**6, draw(st.integers(1, 4)), has_parts)
     fates: Any = st.sampled_from(["heard", "lost", "twice", "early"]) if loss else st.just("heard")
     world.fates = draw(st.lists(fates, min_size=len(world.frames), max_size=len(world.frames)))
     return world
@@ -214,6 +221,8 @@ def standing(shown: Sequence[Event]) -> dict[int, list[tuple[int, str, float | N
         elif isinstance(event, Delta):
             tokens = zip(event.token_ids, event.texts, event.logprobs, strict=True)
             stand.setdefault(event.index, []).extend(tokens)
+        elif isinstance(event, Parts):
+            stand.setdefault(0, []).extend(map(tuple, event.values))
     return stand
 
 
@@ -314,7 +323,7 @@ def broken_promises(draw: st.DrawFn) -> World:
     """Workers that all say to be of one class, and are not."""
     world = draw(worlds(classes=("",)))
     attempts = [Attempt("x", one.answer, one.pieces, one.epoch) for one in world.attempts]
-    return World(world.answers, attempts, world.has_prefill, world.fates, 10**6, world.read_each)
+    return replace(world, attempts=attempts, frames=[])
 
 
 @settings(max_examples=100, deadline=None)

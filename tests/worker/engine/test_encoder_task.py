@@ -15,17 +15,10 @@ from transformers import AutoModel, AutoModelForSequenceClassification, AutoToke
 
 from encoder_driver import answer, encoder, needs_minilm
 from streamfleet_common import codec
-from streamfleet_common.decisions import Question
+from streamfleet_common.decisions import DecideRequest, Question
 from streamfleet_common.errors import InvalidRequest, ModelNotFound, TooLong, Unsupported
-from streamfleet_common.one_shot import MAX_ITEMS, Embedding
-from streamfleet_common.schemas import (
-    ClassifyRequest,
-    DecideRequest,
-    EmbedRequest,
-    End,
-    GenerateRequest,
-    RerankRequest,
-)
+from streamfleet_common.one_shot import MAX_ITEMS, ClassifyRequest, Embedding, EmbedRequest, RerankRequest
+from streamfleet_common.schemas import End, GenerateRequest
 from streamfleet_worker.engine import minilm
 from streamfleet_worker.engine.encoder_model import load_encoder
 from streamfleet_worker.engine.tasks.encoder_task import EncoderTask

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from streamfleet_worker.engine.encoder_runner import LOGITS
@@ -67,7 +68,7 @@ class EncoderExactness:
                     continue
                 runner.granule = granule
                 if _holds(encoder, runner, max_batch_size, max_seq_len):
-                    name = worker_class(encoder, granule)
+                    name = worker_class(encoder, granule, np.__version__)
                     log.info("answers are exact among workers of class %s", name)
                     return cls(granule, name)
         runner.granule = 1

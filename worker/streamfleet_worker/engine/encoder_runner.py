@@ -206,4 +206,5 @@ def _shapes(longest: int, step: int, max_rows: int, max_tokens: int) -> Iterator
     """Rows and length of batches, the shortest first."""
     for length in range(step, longest + step, step):
         full = min(max_rows, max_tokens // length)
-        yield from ((rows, length) for rows in sorted({1, full}) if rows)
+        if full:
+            yield from ((rows, length) for rows in sorted({1, full}))

@@ -190,7 +190,7 @@ def _decode(
     return runner.logits(hidden, places)[:1]
 
 
-def worker_class(loaded: LoadedModel | EncoderModel, granule: int) -> str:
+def worker_class(loaded: LoadedModel | EncoderModel, granule: int, *further: str) -> str:
     """The name of a class of workers: what all of them have in common, in a few words and a digest."""
     threads = torch.get_num_threads()
     parts = [
@@ -204,6 +204,7 @@ def worker_class(loaded: LoadedModel | EncoderModel, granule: int) -> str:
         torch.__config__.show(),
         transformers.__version__,
         any(isinstance(module, PackedLinear) for module in loaded.model.modules()),
+        *further,
     ]
     digest = hashlib.sha256(repr(parts).encode()).hexdigest()[:12]
     return f"{loaded.device.type}-{loaded.precision}-{threads}t-{digest}"

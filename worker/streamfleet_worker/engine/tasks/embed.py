@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
 
 from streamfleet_common.errors import InvalidRequest, Unsupported
 from streamfleet_common.one_shot import Embedding
@@ -17,6 +21,8 @@ if TYPE_CHECKING:
     from streamfleet_common.one_shot import EmbedRequest
     from streamfleet_worker.engine.encoder_input import InputBuilder
     from streamfleet_worker.engine.encoder_model import EncoderModel
+
+Floats = npt.NDArray[np.float32]
 
 LEAST_NORM = 1e-12
 """A vector that is shorter is divided by this: the null vector stays what it is."""
@@ -70,21 +76,19 @@ class EmbedTask:
 
 
 def _answer(results: Sequence[torch.Tensor], *, dimensions: int, normalize: bool) -> Mapping[str, Any]:
-    vectors = (vector(result, dimensions, normalize=normalize) for result in results)
+    vectors = (vector(result.numpy(), dimensions, normalize=normalize) for result in results)
     # Numbers lie little-endian on the wire.
-    data = (one.numpy().astype("<f4", copy=False).tobytes() for one in vectors)
-    return {"embeddings": tuple(Embedding(data=one) for one in data)}
+    return {"embeddings": tuple(Embedding(data=one.astype("<f4", copy=False).tobytes()) for one in vectors)}
 
 
-def vector(pooled: torch.Tensor, dimensions: int, *, normalize: bool) -> torch.Tensor:
+def vector(pooled: Floats, dimensions: int, *, normalize: bool) -> Floats:
     """The first numbers of a text's vector, then divided by their length; `[dimensions]` float32.
 
-    The length is the root of the sum of squares, all in float64, and so is the division; its result is
-    rounded to float32 once.
+    Length and division are computed in float64, and the result is rounded to float32 once. By numpy: torch
+    takes three times as long for vectors this small.
     """
     cut = pooled[:dimensions]
     if not normalize:
         return cut
-    exact = cut.double()
-    rounded: torch.Tensor = (exact / exact.square().sum().sqrt().clamp(min=LEAST_NORM)).float()
-    return rounded
+    exact = cut.astype(np.float64)
+    return (exact / max(math.sqrt(np.square(exact).sum()), LEAST_NORM)).astype(np.float32)

@@ -257,6 +257,7 @@ class Worker:
         return {
             "queue": self._broker.keys.queue,
             "model": info.model,
+            "tasks": info.tasks,
             "device": info.device,
             "precision": info.precision,
             "max_batch_size": info.max_batch_size,

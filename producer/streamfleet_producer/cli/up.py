@@ -8,10 +8,10 @@ import os
 import re
 import shlex
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.text import Text
@@ -42,10 +42,23 @@ def up(
             help="An alias, a folder, a GGUF file, or a hub reference org/name[@revision].",
         ),
     ] = "smollm2",
+    handler: Annotated[
+        str | None,
+        typer.Option(
+            envvar="STREAMFLEET_HANDLER",
+            metavar="<module:function>",
+            help="Serve this function, not a model; the current folder is importable.",
+            show_default=False,
+        ),
+    ] = None,
     queue: Annotated[
         str | None,
         typer.Option(
-            "--queue", "-q", envvar="STREAMFLEET_QUEUE", help="Default: the model's name.", show_default=False
+            "--queue",
+            "-q",
+            envvar="STREAMFLEET_QUEUE",
+            help="Default: the name of the model, or of the handler's module.",
+            show_default=False,
         ),
     ] = None,
     data: Annotated[
@@ -90,9 +103,11 @@ def up(
         raise InvalidRequest(
             "--data and --port are about a broker started here, --redis-url is about another"
         )
+    name = model if handler is None else handler.partition(":")[0].rpartition(".")[2]
     settings: dict[str, object] = {
-        "queue": queue or queue_of(model),
+        "queue": queue or queue_of(name),
         "model": model,
+        "handler": handler,
         "device": device,
         "precision": precision,
         "threads": threads,
@@ -117,7 +132,7 @@ async def _up(
         workers = Workers({**settings, "redis_url": url}, count, _print)
         try:
             plural = "" if count == 1 else "s"
-            _print(f"loading   {settings['model']} in {count} worker{plural}")
+            _print(f"loading   {settings['handler'] or settings['model']} in {count} worker{plural}")
             return await _keep(workers, broker, url, queue)
         except asyncio.CancelledError:
             # Asked to end, which is how this command is meant to end.
@@ -138,7 +153,7 @@ async def _keep(workers: Workers, broker: EmbeddedBroker | None, url: str, queue
             return _give_up(workers, "the workers ended" if started else "the worker ended while starting")
         if workers.ready and not greeted:
             greeted = True
-            _greet(url, queue)
+            _greet(url, queue, workers.facts)
         if broker is not None and not broker.is_alive():
             _print("broker    ended; starting it again")
             await asyncio.to_thread(broker.restart)
@@ -189,9 +204,9 @@ def _free_port() -> int:
     )
 
 
-def _greet(url: str, queue: str) -> None:
+def _greet(url: str, queue: str, facts: Mapping[str, Any]) -> None:
     local = url.replace(HOST, "localhost")
-    ask = f'{program()} stream "What is the capital of France?" --queue {queue}'
+    ask = f"{program()} {_example(facts)} --queue {queue}"
     if local != os.environ.get("STREAMFLEET_REDIS_URL", DEFAULT_URL):
         ask += f" --redis-url {shlex.quote(redacted(local))}"
     _print("")
@@ -201,6 +216,21 @@ def _greet(url: str, queue: str) -> None:
     _print("and try, in a second terminal,")
     _print(f"  {ask}", "cyan")
     _print("Ctrl-C ends all.", "dim")
+
+
+def _example(facts: Mapping[str, Any]) -> str:
+    """A command that the workers can answer."""
+    match list(facts["tasks"]):
+        case ["call", *_]:
+            return f"call {shlex.quote(str(facts['model']))} '…'"
+        case ["embed", *_]:
+            return 'embed "A text of yours"'
+        case ["classify", *_]:
+            return 'classify "A text of yours"'
+        case ["rerank", *_]:
+            return 'rerank "a query" documents.txt'
+        case _:
+            return 'stream "What is the capital of France?"'
 
 
 def _give_up(workers: Workers, what: str) -> int:

@@ -79,10 +79,15 @@ class Workers:
         return self._process.status
 
     @property
+    def facts(self) -> Mapping[str, Any]:
+        """What they serve, once ready, as one of them has logged it."""
+        with self._changed:
+            return next(worker.facts for worker in self._workers.values() if worker.facts)
+
+    @property
     def description(self) -> str:
         """What they serve, and how, once ready."""
-        with self._changed:
-            return _description(next(worker.facts for worker in self._workers.values() if worker.facts))
+        return _description(self.facts)
 
     def terminate(self) -> None:
         """Tell them to drain, without waiting."""
@@ -166,9 +171,11 @@ class Workers:
 
 
 def _description(facts: Mapping[str, Any]) -> str:
+    size = f"up to {facts['max_batch_size']} requests in a batch"
     device = str(facts["device"]).partition(" (")[0]  # what follows is for a log
-    precision = "" if facts["precision"] == "none" else f" in {facts['precision']}"  # scripted: no model
-    return f"{facts['model']}{precision} on {device}, up to {facts['max_batch_size']} requests in a batch"
+    if facts["precision"] == "none":  # there is no model
+        return f"{facts['model']} on {device}, {size}"
+    return f"{facts['model']} in {facts['precision']} on {device}, {size}"
 
 
 def _metrics_url(port: int | None) -> str:

@@ -34,8 +34,8 @@ def handler_engine(
         model=handler.name,
         revision=handler.revision,
         tasks=("call",),
-        device=f"{handler.processes} processes" if handler.processes else "this process",
-        precision="",
+        device=f"{handler.processes} processes" if handler.processes else "one thread",
+        precision="none",
         max_batch_size=max_batch_size or handler.max_batch_size,
         max_seq_len=1,  # it knows no tokens
         vocab_size=0,

@@ -242,7 +242,8 @@ class Bench:
         """Nothing is left of all that was."""
         engine: Any = self.engine
         assert engine.due_in() is None
-        left = (engine._asked, engine._shared, engine._running, list(engine._halves), engine._line._buckets)
+        pending = engine._pending
+        left = (pending._asked, pending._shared, engine._running, list(engine._halves), engine._line._buckets)
         assert left == ({}, {}, [], [], {})
         room = engine.room()
         assert (room.rows, room.running, room.waiting) == (self.info.max_rows, 0, 0)

@@ -98,12 +98,11 @@ def test_a_broken_model_is_found_out_amid_parts() -> None:
         fleet.run_now()
 
 
-@pytest.mark.parametrize("amid", [True, False])
-def test_a_whole_batch_comes_again_also_after_parts(amid: bool) -> None:
+@pytest.mark.parametrize("parts", [(None, None), (Part(1), None), (Part(1), Part(1))])
+def test_a_whole_batch_comes_again_also_after_parts(parts: tuple[Part | None, ...]) -> None:
     fleet, runner = streaming("a", "b")
-    if amid:
-        runner.running[0].tell(Part(1), None, ended=False)
-        fleet.step()
+    runner.running[0].tell(*parts, ended=False)
+    fleet.step()
     runner.running[0].news.append(RetryLater(3))
     fleet.run_now()
     assert [end.retry_after_s for end in fleet.ends.values()] == [3, 3]

@@ -13,12 +13,12 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from streamfleet_common.errors import DeadlineExceeded, GenerationFailed
+from streamfleet_common.errors import GenerationFailed
 from streamfleet_common.schemas import Request
 from streamfleet_worker.engine.answer_cache import AnswerCache
 from streamfleet_worker.engine.asked import Asked, Shared
-from streamfleet_worker.engine.base import Arrival, EngineInfo, Finished, Key, Output, Parts, Room, Step
-from streamfleet_worker.engine.faults import failure_of, is_out_of_memory, of_company, place_of
+from streamfleet_worker.engine.base import Arrival, EngineInfo, Key, Output, Room, Step
+from streamfleet_worker.engine.faults import is_out_of_memory, of_company, place_of
 from streamfleet_worker.engine.item import (
     Done,
     ItemBatch,
@@ -32,6 +32,7 @@ from streamfleet_worker.engine.item import (
     Task,
 )
 from streamfleet_worker.engine.item_line import ItemLine
+from streamfleet_worker.engine.pending import Pending
 
 WINDOW = 4
 """Batches of items that a worker holds, so that they can be sorted by length."""
@@ -112,14 +113,10 @@ class MicroBatchEngine:
             length_step=length_step,
             exact=uniform,
         )
-        self._asked: dict[Key, Asked] = {}
-        self._shared: dict[object, Shared] = {}
+        self._pending = Pending(self._line, self._answers, clock)
         self._running: list[_Batch] = []
         self._halves: deque[tuple[list[Shared], _Trial]] = deque()
         self._unborn: list[Output] = []  # ends of those that need no batch
-        self._next_deadline = math.inf
-        self._item_bytes = 0
-        self._coalesced = 0
 
     @property
     def info(self) -> EngineInfo:
@@ -131,7 +128,7 @@ class MicroBatchEngine:
         """Bytes taken now, by use; may be read from any thread."""
         taken = dict(self._runner.memory)
         if taken or self._answers.bytes:
-            taken |= {"items": self._item_bytes, "answers": self._answers.bytes}
+            taken |= {"items": self._pending.item_bytes, "answers": self._answers.bytes}
         return taken
 
     @property
@@ -141,7 +138,7 @@ class MicroBatchEngine:
             **self._task.counts,
             "answer_cache_queries": self._answers.queries,
             "answer_cache_hits": self._answers.hits,
-            "coalesced_items": self._coalesced,
+            "coalesced_items": self._pending.coalesced,
         }
 
     def listen(self, wake: Callable[[], None]) -> None:
@@ -156,15 +153,12 @@ class MicroBatchEngine:
         """Take requests in; a key that is here already is ignored."""
         now = self._clock()
         for key, arrival in arrivals.items():
-            if key not in self._asked:
-                self._take_in(Asked.of(key, arrival, now), now)
+            self._pending.add(key, arrival, now, self._unborn)
 
     def cancel(self, keys: Collection[Key]) -> None:
         """Forget these keys. What runs goes on, unless nobody wants any of it."""
         self._unborn = [output for output in self._unborn if output.key not in keys]
-        for key in keys:
-            if key in self._asked:
-                self._leave(self._asked[key])
+        self._pending.forget(keys)
         self._drop_unwanted()
 
     def step(self) -> Step:
@@ -176,8 +170,9 @@ class MicroBatchEngine:
         now = self._clock()
         step = Step(outputs=self._unborn)
         self._unborn = []
-        if now >= self._next_deadline:
-            self._expire(now, step)
+        if now >= self._pending.next_deadline:
+            self._pending.expire(now, step.outputs)
+            self._drop_unwanted()
         if len(self._running) < self._runner.slots:
             self._launch(now, step)
         # One a step, so that its report is of one batch; each in its turn.
@@ -195,7 +190,7 @@ class MicroBatchEngine:
             return 0.0
         now = self._clock()
         # Of what runs elsewhere `listen` tells.
-        due_in = self._next_deadline - now
+        due_in = self._pending.next_deadline - now
         if len(self._running) < self._runner.slots:
             if self._halves:
                 return 0.0
@@ -214,52 +209,6 @@ class MicroBatchEngine:
         for batch in self._running:
             _close(batch)
         self._runner.close()
-
-    # --- arrival ----------------------------------------------------------------------------
-
-    def _take_in(self, asked: Asked, now: float) -> None:
-        self._asked[asked.key] = asked
-        self._next_deadline = min(self._next_deadline, asked.arrival.deadline_at)
-        accepted_at = asked.arrival.accepted_at
-        for place, spec in enumerate(asked.job.items):
-            key = None if spec.digest is None else (spec.group, spec.digest)
-            if key is not None:
-                result = self._answers.get(key, now)
-                if result is not None:
-                    asked.give(place, result)
-                    continue
-                item = self._shared.get(key)
-                if item is not None:
-                    self._join(item, asked, place, now)
-                    continue
-            item = Shared(spec, accepted_at, key=key, owners=[(asked, place)])
-            asked.items[place] = item
-            self._item_bytes += spec.bytes
-            if key is not None:
-                self._shared[key] = item
-            self._line.add(item)
-        if not asked.missing:
-            step = Step(outputs=self._unborn)
-            self._answer(asked, step)
-
-    def _join(self, item: Shared, asked: Asked, place: int, now: float) -> None:
-        """Let a request wait for an item that is there already."""
-        self._coalesced += 1
-        item.owners.append((asked, place))
-        asked.items[place] = item
-        if not item.waits:
-            asked.start(now)
-        elif asked.arrival.accepted_at < item.accepted_at:
-            self._line.hasten(item, asked.arrival.accepted_at)
-
-    def _expire(self, now: float, step: Step) -> None:
-        late = [asked for asked in self._asked.values() if now >= asked.arrival.deadline_at]
-        for asked in late:
-            error = DeadlineExceeded("the deadline passed before the answer was complete")
-            self._end(asked, asked.failed("expired", now, error), step)
-        deadlines = (asked.arrival.deadline_at for asked in self._asked.values())
-        self._next_deadline = min(deadlines, default=math.inf)
-        self._drop_unwanted()
 
     # --- batches ----------------------------------------------------------------------------
 
@@ -328,30 +277,33 @@ class MicroBatchEngine:
             if item.ended:
                 continue
             if isinstance(outcome, Part):
-                self._give_part(item, outcome.value, step)
+                self._pending.give(item, outcome.value, step.outputs)
             elif isinstance(outcome, Done):
-                self._done(item, outcome.value, step)
+                self._pending.end(item, outcome.value, step.outputs)
             elif isinstance(outcome, Exception):
-                self._fail(item, outcome, step)
+                self._pending.fail(item, outcome, step.outputs)
                 # To be asked to come again is no sign of ruin.
                 batch.good += isinstance(outcome, RetryLater)
             if ended and not item.ended:
-                self._fail(item, GenerationFailed("it ended without an answer to this item"), step)
+                self._pending.fail(
+                    item, GenerationFailed("it ended without an answer to this item"), step.outputs
+                )
 
     def _give_up(self, batch: _Batch, error: Exception, step: Step) -> None:
         """A batch that ran has failed as a whole: run its items again, but for what cannot be taken back."""
         trial = batch.trial or self._trial(batch.items, error)
-        given = [item for item in batch.items if item.parts and not item.ended]
-        for item in given:
-            self._fail(item, of_company(error, len(batch.items)), step)
+        is_final = isinstance(error, RetryLater) or not self._bisect
+        lost = [item for item in batch.items if not item.ended and (item.parts or is_final)]
+        for item in lost:
+            self._pending.fail(item, of_company(error, len(batch.items)), step.outputs)
         left = [item for item in batch.items if not item.ended]
-        again = len(left) < len(batch.items) and self._bisect and not isinstance(error, RetryLater)
-        self._tried(trial, len(batch.items) - len(left), batch.good)
-        if again and left:
+        good = batch.good + (len(lost) if isinstance(error, RetryLater) else 0)
+        self._tried(trial, len(batch.items) - len(left), good)
+        if len(left) == len(batch.items):
+            self._split(left, error, trial, step)
+        elif left:
             # Whoever it was may be gone.
             self._halves.appendleft((left, trial))
-        elif left:
-            self._split(left, error, trial, step)
 
     def _trial(self, items: list[Shared], error: Exception) -> _Trial:
         # Once a batch: its halves may fail again for an item that is too large in any company.
@@ -363,7 +315,7 @@ class MicroBatchEngine:
         """Find out which items make a batch fail: each half is tried by itself."""
         if isinstance(error, RetryLater) or not self._bisect or len(items) == 1:
             for item in items:
-                self._fail(item, of_company(error, len(items)), step)
+                self._pending.fail(item, of_company(error, len(items)), step.outputs)
             # To be asked to come again is no sign of ruin.
             self._tried(trial, len(items), len(items) if isinstance(error, RetryLater) else 0)
             return
@@ -383,71 +335,6 @@ class MicroBatchEngine:
         for batch in [batch for batch in self._running if not batch.is_wanted]:
             self._running.remove(batch)
             _close(batch)
-
-    # --- outcomes ---------------------------------------------------------------------------
-
-    def _give_part(self, item: Shared, value: object, step: Step) -> None:
-        item.parts.append(value)
-        if item.key is not None and self._shared.get(item.key) is item:
-            del self._shared[item.key]
-        for asked, _ in item.owners:
-            step.outputs.append(Output(asked.key, Parts([value])))
-
-    def _done(self, item: Shared, value: object, step: Step) -> None:
-        owners = self._close(item)
-        result = item.parts or value
-        if item.key is not None and result is not None:
-            self._answers.put(item.key, result, self._clock())
-        for asked, place in owners:
-            if asked.give(place, result):
-                self._answer(asked, step)
-
-    def _answer(self, asked: Asked, step: Step) -> None:
-        now = self._clock()
-        try:
-            finished = asked.answer(now)
-        except Exception as error:  # noqa: BLE001  results that make no answer fail their request alone
-            log.warning("request %s epoch %d has no answer: %s", *asked.key, place_of(error))
-            finished = asked.failed("failed", now, failure_of(error))
-        self._end(asked, finished, step)
-
-    def _fail(self, item: Shared, error: Exception, step: Step) -> None:
-        if item.ended:
-            return  # with its request, of which another item has failed
-        after_s = error.after_s if isinstance(error, RetryLater) else None
-        for asked, place in self._close(item):
-            asked.items.pop(place, None)
-            if asked.key not in self._asked:
-                continue  # it has this item twice
-            # Without the error's own words, which may quote the item.
-            log.warning("request %s epoch %d failed on item %d: %s", *asked.key, place, place_of(error))
-            cause = failure_of(error, place if asked.job.n > 1 else None)
-            self._end(asked, asked.failed("failed", self._clock(), cause, after_s), step)
-
-    def _close(self, item: Shared) -> list[tuple[Asked, int]]:
-        """End an item; gives who waited for it."""
-        owners, item.owners, item.ended = item.owners, [], True
-        self._item_bytes -= item.spec.bytes
-        if item.key is not None and self._shared.get(item.key) is item:
-            del self._shared[item.key]
-        return owners
-
-    def _end(self, asked: Asked, finished: Finished, step: Step) -> None:
-        step.outputs.append(Output(asked.key, finished))
-        self._leave(asked)
-
-    def _leave(self, asked: Asked) -> None:
-        """A request goes; what only it wanted goes with it, but for what runs."""
-        del self._asked[asked.key]
-        if not self._asked:
-            self._next_deadline = math.inf
-        for item in asked.items.values():
-            item.owners = [owner for owner in item.owners if owner[0] is not asked]
-            if not item.owners and not item.ended:
-                if item.waits:
-                    self._line.remove(item)
-                self._close(item)
-        asked.items.clear()
 
 
 def _close(batch: _Batch) -> None:

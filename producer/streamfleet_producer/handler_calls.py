@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, Literal, TypeVar, Unpack, overload
 
-from streamfleet_common.errors import StreamfleetError
+from streamfleet_common.errors import GenerationFailed, InvalidRequest, StreamfleetError
 from streamfleet_common.one_shot import CallRequest
 from streamfleet_common.schemas import End, Request
 from streamfleet_producer.handler_values import plain_input, typed_output
@@ -128,18 +128,25 @@ class HandlerCalls(ABC):
         With `return_exceptions` a failure takes the place of its output; otherwise the first one is raised,
         and what is still open is cancelled. Else as `call`.
         """
-        outputs: list[Any] = []
-        requests = [CallRequest(handler=handler, input=plain_input(value)) for value in inputs]
-        ends: list[End | StreamfleetError] = await self.run_many(  # type: ignore[call-overload]
-            requests, timeout=timeout, return_exceptions=return_exceptions, **options
-        )
-        for end in ends:
-            if isinstance(end, StreamfleetError):
-                outputs.append(end)
-                continue
+        requests: list[CallRequest | InvalidRequest] = []
+        for value in inputs:
             try:
-                outputs.append(typed_output(handler, end.output, output))
-            except StreamfleetError as error:
+                requests.append(CallRequest(handler=handler, input=plain_input(value)))
+            except InvalidRequest as error:
+                if not return_exceptions:
+                    raise
+                requests.append(error)
+        called = [request for request in requests if isinstance(request, CallRequest)]
+        ended: list[End | StreamfleetError] = await self.run_many(  # type: ignore[call-overload]
+            called, timeout=timeout, return_exceptions=return_exceptions, **options
+        )
+        ends = iter(ended)
+        outputs: list[Any] = []
+        for request in requests:
+            end = next(ends) if isinstance(request, CallRequest) else request
+            try:
+                outputs.append(typed_output(handler, end.output, output) if isinstance(end, End) else end)
+            except GenerationFailed as error:
                 if not return_exceptions:
                     raise
                 outputs.append(error)

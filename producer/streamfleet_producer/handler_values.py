@@ -8,15 +8,24 @@ from typing import Any
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import to_json
 
-from streamfleet_common.errors import GenerationFailed
+from streamfleet_common.errors import GenerationFailed, InvalidRequest
 from streamfleet_common.message import problems
 
 MAX_TYPES = 64
 
 
 def plain_input(value: Any) -> Any:
-    """A handler's input as JSON: a pydantic model by its aliases, as the handler's schema has them."""
-    return value.model_dump(mode="json", by_alias=True) if isinstance(value, BaseModel) else value
+    """A handler's input as JSON: a pydantic model by its aliases, as the handler's schema has them.
+
+    Raises:
+        InvalidRequest: the model has no form in JSON.
+    """
+    if not isinstance(value, BaseModel):
+        return value
+    try:
+        return value.model_dump(mode="json", by_alias=True)
+    except ValueError:  # whose words may quote it
+        raise InvalidRequest(f"input: a {type(value).__name__} that has no form in JSON") from None
 
 
 def typed_output(handler: str, value: Any, wanted: Any) -> Any:

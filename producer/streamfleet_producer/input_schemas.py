@@ -38,9 +38,12 @@ class InputSchemas:
         The lines say where, but do not repeat the value, which may be private.
         """
         validator = self._validator(schema)
-        if validator is None or validator.is_valid(value):
-            return []
-        errors = list(islice(validator.iter_errors(value), MAX_PROBLEMS + 1))
+        try:
+            if validator is None or validator.is_valid(value):
+                return []
+            errors = list(islice(validator.iter_errors(value), MAX_PROBLEMS + 1))
+        except ValueError:
+            return []  # a value that the wire does not take either, and that is refused there
         lines = list(dict.fromkeys(map(_line, errors[:MAX_PROBLEMS])))
         return [*lines, "and more"] if len(errors) > MAX_PROBLEMS else lines
 

@@ -110,10 +110,11 @@ async def test_failures_of_single_inputs_take_their_places(worker: HandWorker, f
         return echo(request)
 
     async with worker.serving(answer):
-        found = await fleet.call_many("any", [1, 2, "three", 4], return_exceptions=True)
-        assert found[::3] == [1, 4]
+        found = await fleet.call_many("any", [1, 2, "three", {4}, 5], return_exceptions=True)
+        assert (found[0], found[4]) == (1, 5)
         assert isinstance(found[1], GenerationFailed)
         assert isinstance(found[2], InvalidRequest)
+        assert isinstance(found[3], InvalidRequest)
         with pytest.raises(GenerationFailed, match="no twos"):
             await fleet.call_many("any", [2])
 
@@ -202,6 +203,21 @@ async def test_what_is_no_json_is_refused(worker: HandWorker, fleet: Client, val
     with pytest.raises(InvalidRequest):
         await fleet.call("any", value)
     assert (await fleet.depth()).open == 0
+
+
+async def test_a_model_without_a_form_in_json_is_refused(worker: HandWorker, fleet: Client) -> None:
+    class Odd(BaseModel):
+        value: Any
+
+    class Number(BaseModel):
+        value: float
+
+    await worker.announce(model="any", tasks=["call"])
+    odd = [Odd(value=value) for value in (object(), b"\xff", {"s3cret": lambda: 1})]
+    for model in (*odd, Number(value=float("nan"))):
+        with pytest.raises(InvalidRequest) as caught:
+            await fleet.call("any", model, timeout=5)
+        assert "s3cret" not in str(caught.value)
 
 
 @pytest.mark.parametrize("handler", ["", "h" * 201, None, 7])

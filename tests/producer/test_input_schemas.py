@@ -114,3 +114,11 @@ def test_what_is_kept_is_bounded() -> None:
         assert schemas.faults(json.dumps({"const": number}), number) == []
         assert schemas.faults('{"type": "string"}', number) != []  # used all the time
     assert len(schemas) == MAX_SCHEMAS
+
+
+def test_what_the_wire_does_not_take_is_left_to_it() -> None:
+    deep: Any = 1
+    for _ in range(500):
+        deep = [deep]
+    assert faults({"type": "string"}, deep) == []
+    assert faults({"type": "integer"}, "\ud800") == []

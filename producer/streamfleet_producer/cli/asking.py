@@ -9,6 +9,7 @@ from typing import Any
 
 from streamfleet_common.errors import (
     BrokerUnavailable,
+    IncompleteGeneration,
     InvalidRequest,
     ModelNotFound,
     QueueFull,
@@ -70,10 +71,9 @@ async def together(
         raise
     except InvalidRequest as error:
         whole = error
-    if not isinstance(whole, StreamfleetError):
-        return list(taken(whole))
-    if len(values) == 1:
-        return [whole]
+    found = _outcomes(whole, len(values), taken)
+    if len(values) == 1 or not isinstance(whole, StreamfleetError):
+        return found
     made: list[Request | InvalidRequest] = []
     for value in values:
         try:
@@ -82,7 +82,21 @@ async def together(
             made.append(error)
     alone = iter(await answers(fleet, [one for one in made if not isinstance(one, InvalidRequest)], more))
     ends = [one if isinstance(one, InvalidRequest) else next(alone) for one in made]
-    return [end if isinstance(end, StreamfleetError) else taken(end)[0] for end in ends]
+    return [outcome for end in ends for outcome in _outcomes(end, 1, taken)]
+
+
+def _outcomes(
+    end: End | StreamfleetError, count: int, taken: Callable[[End], Sequence[dict[str, Any]]]
+) -> list[Outcome]:
+    """What a request comes to, for each of its `count` values."""
+    if isinstance(end, StreamfleetError):
+        return [end] * count
+    found = taken(end)
+    if len(found) != count:
+        return [
+            IncompleteGeneration(f"the worker gave {len(found)} answers where {count} were asked for")
+        ] * count
+    return list(found)
 
 
 def text_item(line: str, *, jsonl: bool, keep: bool, pair: bool = False) -> Item:

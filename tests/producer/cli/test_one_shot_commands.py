@@ -260,6 +260,15 @@ def test_what_no_line_is_to_blame_for_ends_it(call: Call, redis_url: str) -> Non
     )
 
 
+def test_a_worker_that_answers_too_little_is_not_believed(call: Call, redis_url: str) -> None:
+    with played(redis_url, lambda _: {"embeddings": (embedding(1.0),) * 2}, tasks=TASKS):
+        done = call("embed", "a", "b", "c")
+        one = call("embed", "a")
+    assert (done.exit_code, one.exit_code) == (1, 1)
+    assert [line["error"]["code"] for line in lines(done.stdout)] == ["incomplete_generation"] * 3
+    assert lines(one.stdout)[0]["error"]["message"] == "the worker gave 2 answers where 1 were asked for"
+
+
 def test_wrong_usage(call: Call) -> None:
     for arguments, fault in [
         (["embed"], "nothing was given"),

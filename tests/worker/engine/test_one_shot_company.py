@@ -191,6 +191,23 @@ def test_answers_are_close_where_batches_are_mixed(kind: str, precision: str) ->
 
 
 @needs_minilm
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_one_text_alone_with_31_shorter_and_with_31_longer(precision: str) -> None:
+    loaded = encoder(minilm.ALIAS, precision)
+    task, runner = EncoderTask(loaded), EncoderRunner(loaded)
+
+    def vector(*companions: str) -> torch.Tensor:
+        job = task.prepare(EmbedRequest(texts=("the heap is a tree of sorted keys", *companions)))
+        results = [outcome.value for outcome in run(runner, list(job.items)) if isinstance(outcome, Done)]
+        return torch.tensor(job.answer(results)["embeddings"][0].vector.tolist())
+
+    alone = vector()
+    for words in (2, 20):
+        company = vector(*(" ".join(TEXT.split()[at : at + words]) for at in range(31)))
+        assert (alone - company).abs().max() <= TOLERANCE[precision] / 4
+
+
+@needs_minilm
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])

@@ -84,7 +84,7 @@ def up(
         str | None, typer.Option(help="auto, cpu, cuda, cuda:1, mps.", show_default=False)
     ] = None,
     precision: Annotated[
-        str | None, typer.Option(help="auto, float32, bfloat16, float16; int8 for encoders.", show_default=False)
+        str | None, typer.Option(help="auto, float32, bfloat16, float16, int8.", show_default=False)
     ] = None,
     threads: Annotated[
         int | None, typer.Option(help="CPU threads of each worker's model.", show_default=False)

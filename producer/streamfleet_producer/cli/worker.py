@@ -28,7 +28,7 @@ def worker(
         Option(help="auto, generation, micro_batch, or scripted: answers without a model."),
     ] = None,
     device: Annotated[str | None, Option(help="auto, cpu, cuda, cuda:1, mps.")] = None,
-    precision: Annotated[str | None, Option(help="auto, float32, bfloat16, float16; int8 for encoders.")] = None,
+    precision: Annotated[str | None, Option(help="auto, float32, bfloat16, float16, int8.")] = None,
     threads: Annotated[int | None, Option(help="CPU threads of the model.")] = None,
     max_batch_size: Annotated[int | None, Option(help="Requests in one batch, at most.")] = None,
     max_delay_ms: Annotated[

@@ -23,8 +23,9 @@ import json
 import statistics
 import sys
 import tempfile
+from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -32,22 +33,12 @@ import vllm_peer
 from generation_jobs import make_jobs
 from generation_side import Result, Setup
 from side_process import SideProcess
+from side_ratio import Kind, Rates
 from streamfleet_worker.engine import devices, models, smollm2
 
 HERE = Path(__file__).parent
 MAX_SEQ_LEN = 1024
 LIMIT_S = 1800.0
-
-
-@dataclass(frozen=True)
-class Kind:
-    """One side: what it is called in the table, and how the ratio with ours is to be read."""
-
-    title: str
-    script: str
-    goal: float | None = None
-    ours_first: bool = True
-    """The ratio is ours by it; else it by ours."""
 
 
 SIDES = {
@@ -137,20 +128,9 @@ def same(name: str, rounds: Rounds, options: argparse.Namespace) -> tuple[int, i
     return sum(answer == other for answer, other in pairs), len(pairs)
 
 
-def cpu(result: Result) -> float:
-    """All processes of a side together."""
-    return sum(result.cpu_seconds.values())
-
-
-def ratios(name: str, rounds: Rounds) -> dict[str, list[float]]:
-    """By wall clock and by CPU time, of each round."""
-    found: dict[str, list[float]] = {"wall": [], "cpu": []}
-    for ours, it in zip(rounds.get("ours", []), rounds[name], strict=False):
-        wall = (ours.tokens / ours.seconds) / (it.tokens / it.seconds)
-        by_cpu = (ours.tokens / cpu(ours)) / (it.tokens / cpu(it))
-        for kind, ratio in (("wall", wall), ("cpu", by_cpu)):
-            found[kind].append(ratio if SIDES[name].ours_first else 1 / ratio)
-    return found
+def rates(results: Sequence[Result]) -> list[Rates]:
+    """Tokens of each round."""
+    return [Rates.of(result.tokens, result.seconds, result.cpu_seconds) for result in results]
 
 
 def summary(name: str, rounds: Rounds, options: argparse.Namespace) -> dict[str, Any]:
@@ -158,19 +138,15 @@ def summary(name: str, rounds: Rounds, options: argparse.Namespace) -> dict[str,
     results = rounds[name]
     equal, compared = same(name, rounds, options)
     return {
-        "tokens_per_s": statistics.median(r.tokens / r.seconds for r in results),
-        "tokens_per_cpu_s": statistics.median(r.tokens / cpu(r) for r in results),
+        "tokens_per_s": statistics.median(rate.wall for rate in rates(results)),
+        "tokens_per_cpu_s": statistics.median(rate.cpu for rate in rates(results)),
         "cpu_s": {
             part: statistics.median(r.cpu_seconds[part] for r in results) for part in results[0].cpu_seconds
         },
         "same": equal,
         "compared": compared,
         "goal": SIDES[name].goal,
-        "ratio": {
-            kind: {"median": statistics.median(values), "least": min(values), "most": max(values)}
-            for kind, values in ratios(name, rounds).items()
-            if values and name != "ours"
-        },
+        "ratio": {} if name == "ours" else SIDES[name].ratios(rates(rounds.get("ours", [])), rates(results)),
     }
 
 
@@ -188,10 +164,9 @@ def line(name: str, figures: dict[str, Any]) -> str:
     by_wall = f"{ratio['wall']['median']:.2f}" if ratio else ""
     by_cpu = f"{ratio['cpu']['median']:.2f}" if ratio else ""
     spread = f"{ratio['cpu']['least']:.2f}-{ratio['cpu']['most']:.2f}" if ratio else ""
-    goal = f"≥ {kind.goal:g}" if kind.goal else ""
     return (
         f"{kind.title:22} {figures['tokens_per_s']:7.1f} {figures['tokens_per_cpu_s']:7.1f} {equal:>7}"
-        f" {by_wall:>6} {by_cpu:>6} {spread:>11} {goal:>6}"
+        f" {by_wall:>6} {by_cpu:>6} {spread:>11} {kind.goal_words:>6}"
     )
 
 

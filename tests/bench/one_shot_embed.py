@@ -7,8 +7,8 @@ import statistics
 import sys
 import tempfile
 from array import array
+from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -18,23 +18,13 @@ from one_shot_corpus import Corpus
 from one_shot_side import Result, Setup
 from one_shot_sides import Plain
 from side_process import SideProcess
+from side_ratio import Kind, Rates
 from streamfleet_worker.engine import devices, minilm
 
 HERE = Path(__file__).parent
 LIMIT_S = 600.0
 ALONE_SHARE = 4
 """Rounds that `alone` takes for as many texts as others have in one."""
-
-
-@dataclass(frozen=True)
-class Kind:
-    """One side: what it is called in the table, and how the ratio with ours is to be read."""
-
-    title: str
-    script: str
-    goal: float | None = None
-    ours_first: bool = True
-    """The ratio is ours by it; else it by ours."""
 
 
 SIDES = {
@@ -103,39 +93,24 @@ def measure(names: list[str], options: argparse.Namespace) -> dict[str, Any]:
     return {"corpus": str(corpus), "sides": {name: summary(name, rounds) for name in names}}
 
 
-def cpu(result: Result) -> float:
-    """All processes of a side together."""
-    return sum(result.cpu_seconds.values())
+def rates(results: Sequence[Result]) -> list[Rates]:
+    """Texts of each round."""
+    return [Rates.of(result.texts, result.seconds, result.cpu_seconds) for result in results]
 
 
 def summary(name: str, rounds: Rounds) -> dict[str, Any]:
     """The figures of one side."""
     results = rounds[name]
     return {
-        "texts_per_s": statistics.median(r.texts / r.seconds for r in results),
-        "texts_per_cpu_s": statistics.median(r.texts / cpu(r) for r in results),
+        "texts_per_s": statistics.median(rate.wall for rate in rates(results)),
+        "texts_per_cpu_s": statistics.median(rate.cpu for rate in rates(results)),
         "cpu_s": {
             part: statistics.median(r.cpu_seconds[part] for r in results) for part in results[0].cpu_seconds
         },
         "least_cosine": min(r.least_cosine for r in results),
         "goal": SIDES[name].goal,
-        "ratio": {
-            kind: {"median": statistics.median(values), "least": min(values), "most": max(values)}
-            for kind, values in ratios(name, rounds).items()
-            if values and name != "ours"
-        },
+        "ratio": {} if name == "ours" else SIDES[name].ratios(rates(rounds.get("ours", [])), rates(results)),
     }
-
-
-def ratios(name: str, rounds: Rounds) -> dict[str, list[float]]:
-    """By wall clock and by CPU time, of each round."""
-    found: dict[str, list[float]] = {"wall": [], "cpu": []}
-    for ours, it in zip(rounds.get("ours", []), rounds[name], strict=False):
-        wall = (ours.texts / ours.seconds) / (it.texts / it.seconds)
-        by_cpu = (ours.texts / cpu(ours)) / (it.texts / cpu(it))
-        for kind, ratio in (("wall", wall), ("cpu", by_cpu)):
-            found[kind].append(ratio if SIDES[name].ours_first else 1 / ratio)
-    return found
 
 
 HEAD = (
@@ -151,10 +126,9 @@ def line(name: str, figures: dict[str, Any]) -> str:
     by_wall = f"{ratio['wall']['median']:.2f}" if ratio else ""
     by_cpu = f"{ratio['cpu']['median']:.2f}" if ratio else ""
     spread = f"{ratio['wall']['least']:.2f}-{ratio['wall']['most']:.2f}" if ratio else ""
-    goal = f"≥ {kind.goal:g}" if kind.goal else ""
     return (
         f"{kind.title:22} {figures['texts_per_s']:7.1f} {figures['texts_per_cpu_s']:7.1f}"
-        f" {figures['least_cosine']:7.5f} {by_wall:>6} {by_cpu:>6} {spread:>11} {goal:>6}"
+        f" {figures['least_cosine']:7.5f} {by_wall:>6} {by_cpu:>6} {spread:>11} {kind.goal_words:>6}"
     )
 
 

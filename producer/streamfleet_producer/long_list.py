@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar, Unpack
 
-from streamfleet_common.errors import InvalidRequest, StreamfleetError
+from streamfleet_common.errors import InvalidRequest, QueueFull, StreamfleetError
 from streamfleet_common.one_shot import MAX_ITEMS
 from streamfleet_common.schemas import End, Request
 from streamfleet_producer.answer import too_late
@@ -83,15 +83,18 @@ class LongList(Generic[_Item]):
         limits = (self.most, MAX_ITEMS, max_bytes - AROUND_BYTES - self.shared_bytes)
         # All of them first: what is wrong is told before anything is submitted.
         parts = [(part, self._made(part)) for part in slices(weights, limits)]
-        free = asyncio.Semaphore(MAX_IN_FLIGHT)
+        free, turns = asyncio.Semaphore(MAX_IN_FLIGHT), _Turns()
 
         async def answer(part: slice, request: Request) -> Answered:
-            async with free:
+            async def run() -> End:
                 left = late_at - loop.time()
                 if left <= 0:
                     raise too_late()
+                return await runner.run(request, timeout=None if timeout is None else left, **options)
+
+            async with free:
                 try:
-                    end = await runner.run(request, timeout=None if timeout is None else left, **options)
+                    end = await turns.run(run)
                 except StreamfleetError as error:
                     raise self._moved(error, part) from None
             return Answered(part.start, part.stop - part.start, end)
@@ -114,6 +117,37 @@ class LongList(Generic[_Item]):
 
     def _moved(self, error: StreamfleetError, part: slice) -> StreamfleetError:
         return moved(error, part.start, sum(map(self.rows, self.items[: part.start])))
+
+
+class _Turns:
+    """Parts of one list, which may itself be what fills the queue."""
+
+    def __init__(self) -> None:
+        self._running = 0
+        self._ended = asyncio.Event()
+        """Set, and replaced, when the next part ends."""
+
+    async def run(self, part: Callable[[], Awaitable[End]]) -> End:
+        """Run a part; refused by a full queue, once more when another part has ended.
+
+        Raises:
+            QueueFull: no other part is under way.
+        """
+        while True:
+            ended = self._ended
+            self._running += 1
+            try:
+                end = await part()
+            except QueueFull:
+                if self._running == 1 and not ended.is_set():
+                    raise
+            else:
+                self._ended.set()
+                self._ended = asyncio.Event()
+                return end
+            finally:
+                self._running -= 1
+            await ended.wait()
 
 
 def size_of(value: object) -> int:

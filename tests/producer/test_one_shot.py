@@ -29,6 +29,7 @@ from streamfleet_producer import (
     Label,
     ModelNotFound,
     Question,
+    QueueFull,
     Rank,
     RerankRequest,
     TooLong,
@@ -296,6 +297,41 @@ async def test_a_bounded_number_of_requests_is_in_flight(encoder: HandWorker, fl
         for work in [*works[1:], another]:
             await encoder.answer(work, **by_length(work.envelope.request))
         assert len(await asking) == 255 * 40
+
+
+async def test_a_list_that_fills_the_queue_itself_goes_on_as_it_empties(
+    encoder: HandWorker, redis_url: str
+) -> None:
+    await encoder.announce(tasks=TASKS, max_queue_depth=2)
+    texts = [f"{place % 10}" for place in range(255 * 9)]
+    async with Client(redis_url, queue="q", silence_s=60) as fleet:
+        asking = asyncio.create_task(fleet.embed(texts))
+        works = await encoder.take(2)
+        assert (await fleet.depth()).open == 2
+        async with encoder.serving(by_length):
+            for work in works:
+                await encoder.answer(work, **by_length(work.envelope.request))
+            vectors = await asking
+    assert [vector[1] for vector in vectors] == [ord(text) for text in texts]
+
+
+async def test_a_queue_that_others_fill_is_full(encoder: HandWorker, redis_url: str) -> None:
+    await encoder.announce(tasks=TASKS, max_queue_depth=1)
+    async with Client(redis_url, queue="q") as fleet:
+        ticket = await fleet.submit(EmbedRequest(texts=["other"]))
+        for texts in (["a"], ["a"] * 600):
+            with pytest.raises(QueueFull):
+                await fleet.embed(texts)
+        assert (await fleet.depth()).open == 1
+        # One of the list gets in; when it has ended the others are refused, and none is under way.
+        await fleet.cancel(ticket.id)
+        asking = asyncio.create_task(fleet.embed(["a"] * 600))
+        [work] = await encoder.take()
+        await encoder.redis.hset(encoder.broker.keys.control, "paused", 1)
+        await encoder.answer(work, **by_length(work.envelope.request))
+        with pytest.raises(QueueFull) as caught:
+            await asking
+        assert caught.value.reason == "paused"
 
 
 async def test_the_timeout_is_for_the_whole_list(encoder: HandWorker, fleet: Client) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from streamfleet_common.schemas import End
 from streamfleet_producer.cli import options
+from streamfleet_producer.cli.embed import float32s
 from streamfleet_producer.cli.terminal import print_choices, print_json, printable, run
 
 Timeout = Annotated[
@@ -24,7 +26,10 @@ def result(
     timeout: Timeout = None,
     json: options.Json = False,
 ) -> None:
-    """Print the answer of a submitted request, once it is there."""
+    """Print the answer of a submitted request, once it is there.
+
+    That is its text, or of other requests JSON: a handler's output, or a line for each item.
+    """
     run(_result(redis_url, queue, id, timeout, json))
 
 
@@ -32,8 +37,20 @@ async def _result(redis_url: str, queue: str | None, rid: str, limit_s: float | 
     async with options.open_client(redis_url, queue) as fleet:
         end = await fleet.result(rid, timeout=limit_s)
         if json:
-            print_json(end.model_dump(mode="json"))
+            print_json(_document(end))
         elif len(end.choices) > 1:
             print_choices([choice.text for choice in end.choices])
-        else:
+        elif end.choices:
             print(printable(end.text) if sys.stdout.isatty() else end.text)
+        elif end.outputs:
+            print_json(end.output)
+        else:
+            document = _document(end)
+            for name in ("embeddings", "classifications", "ranking", "answers"):
+                for one in document[name]:
+                    print_json(one)
+
+
+def _document(end: End) -> dict[str, Any]:
+    vectors = [float32s(embedding) for embedding in end.embeddings]
+    return {**end.model_dump(mode="json", exclude={"embeddings"}), "embeddings": vectors}

@@ -36,6 +36,7 @@ from streamfleet_common.one_shot import (
 )
 from streamfleet_common.schemas import ChatMessage, Parts
 from streamfleet_producer.cli.app import app
+from streamfleet_producer.client import Client
 
 Call = Callable[..., Result]
 TASKS = ("embed", "classify", "rerank", "decide")
@@ -527,6 +528,37 @@ def test_parts_come_as_they_are_made(redis_url: str) -> None:
                 assert await asyncio.to_thread(command.end) == (0, ['{"a": 1}', "null"])
 
     asyncio.run(stream())
+
+
+# --- result
+
+
+def test_the_results_of_submitted_requests(call: Call, redis_url: str) -> None:
+    requests: list[Any] = [
+        EmbedRequest(texts=["ab", "c"]),
+        ClassifyRequest(texts=["a"]),
+        RerankRequest(query="q", documents=["a", "bb"]),
+        CallRequest(handler="m", input={"a": 1}),
+    ]
+    answer = {"embed": vectors, "classify": labels, "rerank": ranking, "call": echo}
+
+    async def submit() -> list[str]:
+        async with Client(redis_url, "q") as fleet:
+            return [(await fleet.submit(request)).id for request in requests]
+
+    with played(redis_url, lambda request: answer[request.kind](request), tasks=[*TASKS, "call"]):
+        rids = asyncio.run(submit())
+        shown = [call("result", rid, "--timeout", "20").stdout for rid in rids]
+        documents = [json.loads(call("result", rid, "--json").stdout) for rid in rids]
+    assert [lines(text) for text in shown] == [
+        [[2.0, 97.0], [1.0, 99.0]],
+        [{"labels": [{"label": "a", "score": 0.75}, {"label": "a", "score": 0.25}]}],
+        [{"index": 1, "score": 0.25}, {"index": 0, "score": 0.125}],
+        [{"a": 1}],
+    ]
+    assert documents[0]["embeddings"] == [[2.0, 97.0], [1.0, 99.0]]
+    assert documents[3]["outputs"] == [{"a": 1}]
+    assert all(document["state"] == "done" for document in documents)
 
 
 # --- help

@@ -15,7 +15,7 @@ cores that everything else on the machine took meanwhile.
 
 The ratio counts, not the absolute figures, since machines differ and are shared. What the systems do differs:
 we admit, fence, persist and push; none of the three does any of that. The peers are installed at the first
-run, 1.5 GB; they are loaded by wrk, from the system's packages. Where the time of our own calls goes,
+run, 2 GB; they are loaded by wrk, from the system's packages. Where the time of our own calls goes,
 `hotspots.py --handler` tells.
 """
 

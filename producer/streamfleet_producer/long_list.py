@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar, Unpack
 
+from streamfleet_common import codec
 from streamfleet_common.errors import InvalidRequest, QueueFull, StreamfleetError
 from streamfleet_common.one_shot import MAX_ITEMS
 from streamfleet_common.schemas import End, Request
@@ -78,11 +79,11 @@ class LongList(Generic[_Item]):
             return []
         loop = asyncio.get_running_loop()
         late_at = math.inf if timeout is None else loop.time() + timeout
-        max_bytes = await runner.max_bytes(self.request(self.items[:1]))
-        weights = [(1, self.rows(item), self.size(item)) for item in self.items]
-        limits = (self.most, MAX_ITEMS, max_bytes - AROUND_BYTES - self.shared_bytes)
         # All of them first: what is wrong is told before anything is submitted.
-        parts = [(part, self._made(part)) for part in slices(weights, limits)]
+        parts = self._parts(codec.MAX_REQUEST_BYTES)
+        max_bytes = await runner.max_bytes(parts[0][1])
+        if max_bytes < codec.MAX_REQUEST_BYTES:
+            parts = self._parts(max_bytes)
         free, turns = asyncio.Semaphore(MAX_IN_FLIGHT), _Turns()
 
         async def answer(part: slice, request: Request) -> Answered:
@@ -108,6 +109,11 @@ class LongList(Generic[_Item]):
             for one in answering:
                 one.cancel()
             await asyncio.gather(*answering, return_exceptions=True)
+
+    def _parts(self, max_bytes: int) -> list[tuple[slice, Request]]:
+        weights = [(1, self.rows(item), self.size(item)) for item in self.items]
+        limits = (self.most, MAX_ITEMS, max_bytes - AROUND_BYTES - self.shared_bytes)
+        return [(part, self._made(part)) for part in slices(weights, limits)]
 
     def _made(self, part: slice) -> Request:
         try:

@@ -396,6 +396,16 @@ async def test_what_is_wrong_is_refused(
         await call(fleet)
 
 
+async def test_all_that_is_wrong_is_told(encoder: HandWorker, fleet: Client) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        await fleet.embed(cast(Any, [1, "a", None]), dimensions=0)
+    assert [problem.partition(":")[0] for problem in caught.value.problems] == [
+        "texts.0",
+        "texts.2",
+        "dimensions",
+    ]
+
+
 def test_the_blocking_client_has_the_same(redis_url: str) -> None:
     async def announce() -> None:
         async with HandWorker(redis_url) as worker:

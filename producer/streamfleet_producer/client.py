@@ -165,7 +165,8 @@ class Client(OneShot, HandlerCalls):
         """The events of a request that was submitted before, from the first one on.
 
         They are kept in a log if it was submitted to stream, until a minute after its end; of any other the
-        whole text comes as one delta. Leaving early does not cancel the request.
+        whole text comes as one delta. What a handler gives is among its `events()`, as `Parts`. Leaving early
+        does not cancel the request.
 
         Raises, when entered:
             RequestNotFound: the tenant has no such request, or its result has expired.

@@ -10,6 +10,7 @@ import pytest
 from item_models import Bench, ElsewhereRunner, ListRunner, text
 from streamfleet_common.errors import GenerationFailed, InvalidRequest, StreamfleetError, TooLong
 from streamfleet_worker.engine.item import Done, Progress, RetryLater
+from streamfleet_worker.engine.item_line import RECOVERY
 
 
 class OutOfMemoryError(RuntimeError):
@@ -143,6 +144,35 @@ def test_nobody_elses_words(caplog: pytest.LogCaptureFixture) -> None:
     fleet.run()
     assert "secret of c" in fleet.error("c").message, "its own"
     assert "secret" not in caplog.text
+    fleet.assert_empty()
+
+
+def test_all_items_of_a_request_fail_once() -> None:
+    """In one batch, which is not tried in parts."""
+    fleet = Bench(ListRunner(fails=lambda values: ValueError("no")), size=8, delay=0.0, bisect=False)
+    fleet.ask("a", 1, 2, 3)
+    fleet.ask("b", 4)
+    fleet.run()
+    assert [fleet.ends[name].state for name in "ab"] == ["failed", "failed"]
+    fleet.assert_empty()
+
+
+def test_with_time_batches_are_as_large_as_before() -> None:
+    runner = ListRunner(fails=lambda values: MemoryError() if len(values) > 2 else None)
+    fleet = Bench(runner, size=4, delay=0.0, max_batch_tokens=40)
+
+    def sizes(requests: int) -> list[int]:
+        before = len(runner.batches)
+        for number in range(requests):
+            fleet.ask(f"{before} {number}", text(number, length=10))
+        fleet.run()
+        return [len(values) for values in runner.values[before:]]
+
+    assert sizes(4) == [4, 2, 2]
+    runner.fails = lambda values: None
+    # The two halves were good already.
+    assert sizes(2 * (RECOVERY - 2)) == [2] * (RECOVERY - 2)
+    assert sizes(4) == [4]
     fleet.assert_empty()
 
 

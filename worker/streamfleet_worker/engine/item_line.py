@@ -90,6 +90,8 @@ class ItemLine(Generic[AnItem]):
         self._buckets: dict[tuple[Hashable, int], _Bucket[AnItem]] = {}
         self._numbers = itertools.count()
         self._good = 0
+        self._may_be_full = False
+        """Whether a bucket may have become full since they were last counted."""
         self.waiting = 0
         """Items in the line."""
 
@@ -109,6 +111,7 @@ class ItemLine(Generic[AnItem]):
         heapq.heappush(bucket.heap, (item.accepted_at, next(self._numbers), item))
         bucket.count += 1
         self.waiting += 1
+        self._may_be_full = True
 
     def hasten(self, item: AnItem, accepted_at: float) -> None:
         """Let an item that waits be as old as this, which is older than it was."""
@@ -153,17 +156,16 @@ class ItemLine(Generic[AnItem]):
         oldest = self._oldest()
         if oldest is None:
             return None
-        if self._due(now) is not None:
+        if self._is_of_age(oldest, now) or self._full() is not None:
             return 0.0
-        item = oldest.oldest()
-        assert item is not None  # noqa: S101  a bucket without items is dropped
-        return max(0.0, item.accepted_at + self._max_delay_s - now)
+        return oldest.heap[0][0] + self._max_delay_s - now
 
     def lower_budget(self, batch: Sequence[AnItem]) -> None:
         """This batch was too much for the memory: make smaller ones for a while."""
         tokens = len(batch) * max(1, *(item.bucket for item in batch))
         self._budget = max(1, min(self._budget, tokens) // 2)
         self._good = 0
+        self._may_be_full = True
 
     def fared_well(self) -> None:
         """A batch has run without a fault."""
@@ -178,36 +180,60 @@ class ItemLine(Generic[AnItem]):
     def _due(self, now: float) -> _Bucket[AnItem] | None:
         """The bucket to launch from."""
         oldest = self._oldest()
-        if oldest is None:
-            return None
-        item = oldest.oldest()
-        if item is not None and now >= item.accepted_at + self._max_delay_s:
+        if oldest is not None and self._is_of_age(oldest, now):
             return oldest
-        full = [bucket for bucket in self._buckets.values() if self._is_full(bucket)]
+        return self._full()
+
+    def _is_of_age(self, oldest: _Bucket[AnItem], now: float) -> bool:
+        return now >= oldest.heap[0][0] + self._max_delay_s
+
+    def _full(self) -> _Bucket[AnItem] | None:
+        """Of the buckets that can fill a batch the one with the oldest item."""
+        if not self._may_be_full:
+            return None
+        groups: dict[Hashable, list[_Bucket[AnItem]]] = {}
+        for bucket in self._buckets.values():
+            groups.setdefault(bucket.group, []).append(bucket)
+        full: list[_Bucket[AnItem]] = []
+        for buckets in groups.values():
+            buckets.sort(key=_length)
+            shortest = count = 0
+            for bucket in buckets:
+                count += bucket.count
+                while buckets[shortest].length < self._least(bucket.length):
+                    count -= buckets[shortest].count
+                    shortest += 1
+                if count >= self._rows(bucket.length):
+                    full.append(bucket)
+        self._may_be_full = bool(full)
         return min(full, key=_age) if full else None
 
     def _oldest(self) -> _Bucket[AnItem] | None:
         return min(self._buckets.values(), key=_age) if self._buckets else None
 
-    def _is_full(self, bucket: _Bucket[AnItem]) -> bool:
-        rows = self._rows(bucket.length)
-        # Most lines have one bucket that matters, so the others are counted only if it has not enough.
-        return bucket.count >= rows or sum(source.count for source in self._sources(bucket)) >= rows
-
     def _rows(self, length: int) -> int:
         return min(self._max_batch_size, max(1, self._budget // max(1, length)))
 
+    def _least(self, length: int) -> float:
+        """The least that may be filled up to this length."""
+        return length if self._exact else min(length * (1 - SLACK), length - SLACK_TOKENS)
+
     def _sources(self, bucket: _Bucket[AnItem]) -> list[_Bucket[AnItem]]:
         """The bucket, and those that may fill its batch up, the longest first."""
-        if self._exact or not bucket.length:
-            return [bucket]
-        least = min(bucket.length * (1 - SLACK), bucket.length - SLACK_TOKENS)
-        smaller = [
-            other
-            for other in self._buckets.values()
-            if other.group == bucket.group and least <= other.length < bucket.length
-        ]
-        return [bucket, *sorted(smaller, key=lambda other: -other.length)]
+        least = self._least(bucket.length)
+        return sorted(
+            (
+                other
+                for other in self._buckets.values()
+                if least <= other.length <= bucket.length and other.group == bucket.group
+            ),
+            key=_length,
+            reverse=True,
+        )
+
+
+def _length(bucket: _Bucket[Any]) -> int:
+    return bucket.length
 
 
 def _age(bucket: _Bucket[Any]) -> tuple[float, int]:

@@ -12,46 +12,51 @@ from array import array
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
 from streamfleet_common.message import SEQUENCE, LongText, Message, Name, Text
 
 MAX_ITEMS = 1024
 """Texts, pairs or documents of one request."""
 MAX_DIMENSIONS = 65_536
+MAX_LEVELS = 14
+"""Lists and maps within each other, in what a handler takes and gives: what messages have room for."""
 
 Pooling = Literal["cls", "mean", "last"]
 Side = Literal["left", "right"]
 
+_SCALARS = frozenset((str, bool, int, type(None)))
 
-def plain_json(value: Any) -> Any:
+
+def plain_json(value: Any, levels: int = MAX_LEVELS) -> Any:
     """The same JSON value, with lists where the wire has tuples.
 
+    Args:
+        value: it.
+        levels: lists and maps within each other, at most.
+
     Raises:
-        ValueError: it is none.
+        ValueError: it is none, or nested deeper.
     """
     kind = type(value)
-    if kind is str or kind is bool or kind is int or value is None:
+    if kind is dict or kind is list or kind is tuple:
+        if not levels:
+            raise ValueError(f"it is nested deeper than {MAX_LEVELS} levels")
+        if kind is not dict:
+            # Most lists are long and hold numbers.
+            if set(map(type, value)) == {float} and all(map(math.isfinite, value)):
+                return list(value)
+            return [plain_json(part, levels - 1) for part in value]
+        if all(type(name) is str for name in value):
+            return {name: plain_json(part, levels - 1) for name, part in value.items()}
+    elif kind in _SCALARS or (kind is float and math.isfinite(value)):
         return value
-    if kind is float and math.isfinite(value):
-        return value
-    if kind is dict and all(type(name) is str for name in value):
-        return {name: plain_json(part) for name, part in value.items()}
-    if kind is list or kind is tuple:
-        return [plain_json(part) for part in value]
     raise ValueError(
         "a JSON value is wanted: text, finite numbers, true, false, null, lists, and maps with text as keys"
     )
 
 
-def _json(value: Any) -> Any:
-    try:
-        return plain_json(value)
-    except RecursionError:
-        raise ValueError("it is nested too deep") from None
-
-
-Json = Annotated[Any, BeforeValidator(_json)]
+Json = Annotated[Any, BeforeValidator(plain_json)]
 """A JSON value, as Python has it."""
 
 if TYPE_CHECKING:
@@ -191,7 +196,9 @@ def _refuse_empty(name: str, texts: Sequence[str]) -> None:
 
 
 class Embedding(Message):
-    """A text's vector."""
+    """A text's vector. In JSON its bytes are base64, of the alphabet that URLs may hold."""
+
+    model_config = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
 
     data: Annotated[bytes, Field(min_length=4, max_length=4 * MAX_DIMENSIONS)]
     """Its numbers as float32, little-endian."""

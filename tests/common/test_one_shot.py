@@ -366,8 +366,29 @@ def test_an_input_nested_without_end_is_refused(levels: int) -> None:
 def test_an_input_that_holds_itself_is_refused() -> None:
     value: list[Any] = []
     value.append(value)
-    with pytest.raises(InvalidRequest, match="too deep"):
+    with pytest.raises(InvalidRequest, match="nested deeper than 14 levels"):
         CallRequest(handler="h", input=value)
+
+
+def test_what_is_as_deep_as_an_input_may_be_crosses_the_wire_and_no_deeper_is_made() -> None:
+    value: Any = 1
+    for _ in range(14):
+        value = [value]
+    data, _ = codec.encode_envelope(Envelope(request=CallRequest(handler="h", input=value)))
+    assert codec.decode_envelope(data).request == CallRequest(handler="h", input=value)
+    end = End(state="done", outputs=(value,))
+    assert codec.decode_event(codec.encode(end)) == end
+    for wrong in ([value], {"a": value}):
+        with pytest.raises(InvalidRequest, match="nested deeper than 14 levels"):
+            CallRequest(handler="h", input=wrong)
+        with pytest.raises(InvalidRequest, match="nested deeper than 14 levels"):
+            End(state="done", outputs=(wrong,))
+
+
+def test_vectors_are_base64_in_json() -> None:
+    end = End(state="done", embeddings=(Embedding(data=b"\x00\x00\x80\xff"),))
+    assert end.model_dump(mode="json")["embeddings"] == [{"data": "AACA_w=="}]
+    assert End.model_validate_json(end.model_dump_json()) == end
 
 
 @pytest.mark.parametrize(

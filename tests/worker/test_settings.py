@@ -11,6 +11,7 @@ import pytest
 from streamfleet_common.errors import InvalidRequest
 from streamfleet_common.settings import misspelled, read
 from streamfleet_worker import process as program
+from streamfleet_worker.engines import builder
 from streamfleet_worker.settings import WorkerSettings
 
 DEFAULTS: dict[str, Any] = {
@@ -177,5 +178,5 @@ def test_a_misspelled_variable_is_told_from_a_strange_one() -> None:
 def test_the_scripted_engine_keeps_to_the_settings_too(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("ENGINE", "scripted"), ("MAX_BATCH_SIZE", "3"), ("MAX_SEQ_LEN", "50")):
         monkeypatch.setenv(f"STREAMFLEET_{name}", value)
-    info = program.builder(read(WorkerSettings))().info
+    info = builder(read(WorkerSettings))().info
     assert (info.max_batch_size, info.max_seq_len) == (3, 50)

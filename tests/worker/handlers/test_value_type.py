@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from streamfleet_common.codec import decode_event, encode
-from streamfleet_common.errors import Undecodable
+from streamfleet_common.errors import InvalidRequest
 from streamfleet_common.schemas import End
 from streamfleet_worker.handlers.value_type import ValueType
 
@@ -78,7 +78,7 @@ def test_any_json_value_comes_back_as_it_is(value: Any) -> None:
         plain, size = ValueType(Any).write(value)
     except ValueError:
         # Only what no result could carry.
-        with pytest.raises(Undecodable):
+        with pytest.raises(InvalidRequest):
             decode_event(encode(End(state="done", outputs=(value,))))
         return
     assert plain == value
@@ -154,8 +154,8 @@ def test_depth_is_bounded_as_a_result_is() -> None:
     """The deepest that is taken is the deepest that a client reads."""
     deepest, _ = ValueType(Any).write(nested(14))
     assert decode_event(encode(End(state="done", outputs=(deepest,)))).type == "end"
-    with pytest.raises(Undecodable):
-        decode_event(encode(End(state="done", outputs=(nested(15),))))
+    with pytest.raises(InvalidRequest):
+        End(state="done", outputs=(nested(15),))
     assert fault(Any, nested(15)) == "it is nested deeper than 14 levels"
 
     endless: list[Any] = []

@@ -12,13 +12,10 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic.errors import PydanticInvalidForJsonSchema, PydanticUserError
 from pydantic_core import PydanticSerializationError
 
-from streamfleet_common.codec import MAX_DEPTH
 from streamfleet_common.message import problems
 from streamfleet_common.one_shot import plain_json
 
 MAX_SCHEMA_BYTES = 64 * 1024
-OUTER_LEVELS = 2
-"""Levels of nesting that the event around an output takes."""
 _NIL = b"\xc0"
 _CONTAINERS = frozenset((dict, list))
 
@@ -71,9 +68,6 @@ class ValueType:
         ):
             # Of what it knows no type for, pydantic makes a null, as if nothing were wrong.
             raise ValueError("a number is not finite")
-        limit = MAX_DEPTH - OUTER_LEVELS
-        if _is_deeper(plain, limit):
-            raise ValueError(f"it is nested deeper than {limit} levels")
         return plain, len(packed)
 
     def schema(self, mode: Literal["validation", "serialization"]) -> str:
@@ -98,15 +92,6 @@ def _is_finite(value: Any) -> bool:
     if isinstance(value, dict):
         return all(map(_is_finite, value.values()))
     return not isinstance(value, list | tuple | set | frozenset) or all(map(_is_finite, value))
-
-
-def _is_deeper(value: Any, limit: int) -> bool:
-    if not isinstance(value, dict | list):
-        return False
-    if not limit:
-        return True
-    inner = _containers(value.values() if isinstance(value, dict) else value)
-    return any(_is_deeper(part, limit - 1) for part in inner)
 
 
 def _containers(children: Iterable[Any]) -> list[Any]:

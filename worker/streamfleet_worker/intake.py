@@ -16,6 +16,7 @@ import structlog
 from streamfleet_common import codec
 from streamfleet_common.deliveries import Delivery
 from streamfleet_common.errors import GenerationFailed, StreamfleetError
+from streamfleet_common.one_shot import CallRequest
 from streamfleet_common.schemas import Envelope, GenerateRequest
 from streamfleet_worker.engine.base import Arrival, Finished, Key, Output, Parts, Tokens
 from streamfleet_worker.engine_thread import EngineThread
@@ -26,6 +27,8 @@ INLINE_BYTES = 16 * 1024
 """Requests so small together are prepared at once: that takes a few milliseconds at most, while to hand them
 to a thread and back costs more than the preparation of one. A guide may take seconds to compile, however
 small it is."""
+INLINE_CALL_BYTES = 128 * 1024
+"""The same of calls, which are read and not turned into tokens."""
 
 log = structlog.get_logger()
 
@@ -112,7 +115,7 @@ class Intake:
         rows = sum(envelope.request.n for envelope in envelopes)
         self._rows_each = max(1.0, rows / len(envelopes))
         size = sum(len(delivery.entry.payload) for delivery, _ in wanted)
-        if size <= INLINE_BYTES and not any(map(_is_guided, envelopes)):
+        if size <= _inline_bytes(envelopes):
             prepared = self._prepare_all(envelopes)
         else:
             self._preparing = rows
@@ -183,5 +186,10 @@ class Intake:
         return prepared
 
 
-def _is_guided(envelope: Envelope) -> bool:
-    return isinstance(envelope.request, GenerateRequest) and envelope.request.guide is not None
+def _inline_bytes(envelopes: list[Envelope]) -> int:
+    """How large these may be to be prepared at once."""
+    requests = [envelope.request for envelope in envelopes]
+    if any(isinstance(request, GenerateRequest) and request.guide is not None for request in requests):
+        return 0
+    are_calls = all(isinstance(request, CallRequest) for request in requests)
+    return INLINE_CALL_BYTES if are_calls else INLINE_BYTES

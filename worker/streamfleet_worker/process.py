@@ -18,7 +18,7 @@ from streamfleet_common.broker import Broker
 from streamfleet_common.connections import Connections
 from streamfleet_common.errors import BrokerUnavailable, StreamfleetError
 from streamfleet_common.settings import Durability, misspelled
-from streamfleet_worker import logs
+from streamfleet_worker import interpreter, logs
 from streamfleet_worker.engines import builder
 from streamfleet_worker.health import HealthServer
 from streamfleet_worker.metrics import EngineCounts, EngineMemory, QueueDepth
@@ -49,6 +49,7 @@ def main(settings: WorkerSettings | None = None) -> int:
             log.warning("unknown setting", variable=variable, did_you_mean=meant)
     # A second series for each of ours, with the time at which it was made, that nobody asks for.
     disable_created_metrics()  # type: ignore[no-untyped-call]
+    interpreter.tune()
     status, abandoned = asyncio.run(_run(settings, name, supervision))
     if abandoned:
         # Python would wait for a thread that prepares, and tear one that is inside the model's code out of
@@ -125,6 +126,7 @@ async def _serve(settings: WorkerSettings, worker: Worker, supervision: Supervis
     health = _health(settings, worker, supervision)
     try:
         if await worker.start():
+            interpreter.settle()
             if supervision is not None:
                 supervision.tell("ready")
             await worker.run()

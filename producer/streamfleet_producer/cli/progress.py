@@ -34,6 +34,7 @@ class Progress:
             console=console,
             transient=True,
             disable=not is_seen,
+            redirect_stdout=False,  # the results go there, and perhaps into a file
         )
         self._total = total
         self._done = 0
@@ -45,6 +46,10 @@ class Progress:
         if not self._bar.live.is_started and (self._total or self._done) > FEW:
             self._bar.start()
         self._bar.update(self._task, completed=self._done)
+
+    def say(self, text: str) -> None:
+        """A line for the person, above the bar."""
+        self._bar.console.print(Text(text, style="yellow"), soft_wrap=True)
 
     def __enter__(self) -> Self:
         return self

@@ -64,6 +64,7 @@ class ListRunner:
     """
 
     slots = 1
+    ahead = 0
 
     def __init__(
         self,
@@ -144,9 +145,10 @@ class Elsewhere:
 class ElsewhereRunner(ListRunner):
     """Runs batches elsewhere: each waits for the test's word."""
 
-    def __init__(self, slots: int = 1) -> None:
+    def __init__(self, slots: int = 1, ahead: int = 0) -> None:
         super().__init__()
         self.slots = slots
+        self.ahead = ahead
         self.running: list[Elsewhere] = []
         self.wake: Callable[[], None] = lambda: None
 

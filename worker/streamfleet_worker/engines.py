@@ -54,6 +54,7 @@ def _serve_handler(settings: WorkerSettings, reference: str) -> Engine:
         max_batch_size=settings.max_batch_size,
         max_delay_s=None if settings.max_delay_ms is None else settings.max_delay_ms / 1000,
         answers=AnswerCache(settings.answer_cache_mib << 20, settings.answer_cache_ttl_s),
+        batch_limit_s=settings.step_limit_s,
     )
 
 

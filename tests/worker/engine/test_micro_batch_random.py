@@ -35,7 +35,7 @@ class Crowd:
     def __init__(self, seed: int, *, faults: bool, leaves: bool, answers: AnswerCache | None = None) -> None:
         self.random = random.Random(seed)
         self.faults, self.leaves = faults, leaves
-        self.runner = ElsewhereRunner(slots=self.random.randint(1, 3))
+        self.runner = ElsewhereRunner(slots=self.random.randint(1, 3), ahead=self.random.randint(0, 1))
         self.fleet = Bench(
             self.runner,
             size=self.random.choice([1, 3, 8, 32]),

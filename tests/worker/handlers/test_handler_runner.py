@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import numpy as np
@@ -376,29 +376,26 @@ def test_secrets_that_are_written_alike_are_told_apart(serve: Serve) -> None:
     assert [told(end) for end in serve(reveal.handler).ask("one", "two")] == ["one", "two"]
 
 
-def test_it_all_happens_on_the_thread_that_built_it() -> None:
+def test_it_all_happens_on_one_thread_that_is_not_the_engines() -> None:
     threads: list[int] = []
 
-    def build() -> int:
+    def build() -> Iterator[int]:
         threads.append(threading.get_ident())
-        return 1
+        yield 1
+        threads.append(threading.get_ident())
 
     @handler("h", context={"model": build})
     def predict(batch: list[str], model: int) -> list[int]:
         threads.append(threading.get_ident())
         return [model for _ in batch]
 
-    def live() -> None:
-        served = ServedHandler(predict.handler)
-        served.ask("a")
-        served.close()
-        threads.append(threading.get_ident())
-
-    thread = threading.Thread(target=live)
-    thread.start()
-    thread.join()
-    assert len(threads) == 3
+    served = ServedHandler(predict.handler)
+    served.ask("a")
+    served.ask("b")
+    served.close()
+    assert len(threads) == 4
     assert len(set(threads)) == 1
+    assert threading.get_ident() not in threads
 
 
 def test_calls_that_nobody_wants_keep_their_places(serve: Serve) -> None:

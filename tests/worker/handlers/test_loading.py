@@ -98,6 +98,7 @@ from streamfleet_worker import END, Retry, handler
 wanted = {"structlog", "prometheus_client", "asyncio", "redis"}
 assert not wanted & set(sys.modules), wanted & set(sys.modules)
 
+import threading
 import time
 from streamfleet_common.one_shot import CallRequest
 from streamfleet_worker.engine.base import Arrival
@@ -105,8 +106,12 @@ from streamfleet_worker.handlers.engine import handler_engine
 from streamfleet_worker.handlers.loading import load
 
 engine = handler_engine(load("speech:shout"), max_delay_s=0.0)
+woken = threading.Event()
+engine.listen(woken.set)
 job = engine.prepare(CallRequest(handler="shout", input="hello"))
 engine.add({("a", 1): Arrival(job, time.monotonic(), 1e12)})
+engine.step()
+assert woken.wait(30)
 print(engine.step().outputs[0].event.outputs)
 engine.close()
 heavy = {"torch", "transformers", "tokenizers", "numpy", "safetensors", "llguidance"}

@@ -40,6 +40,7 @@ class EncoderRunner:
     """
 
     slots = 1
+    ahead = 0
 
     def __init__(self, encoder: EncoderModel, granule: int = 1) -> None:
         self.granule = granule

@@ -149,6 +149,10 @@ class Runner(Protocol):
         """Batches that run at once; more than one only where they run elsewhere."""
 
     @property
+    def ahead(self) -> int:
+        """Full batches that may be launched beyond these, to wait for their turn where they run."""
+
+    @property
     def memory(self) -> Mapping[str, int]:
         """Bytes taken now, by use; may be read from any thread."""
 

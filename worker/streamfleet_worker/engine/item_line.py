@@ -136,9 +136,9 @@ class ItemLine(Generic[AnItem]):
             bucket.heap = [entry for entry in bucket.heap if entry[2].waits]
             heapq.heapify(bucket.heap)
 
-    def take(self, now: float) -> list[AnItem]:
-        """The next batch; empty if none is to be launched yet."""
-        bucket = self._due(now)
+    def take(self, now: float, *, full: bool = False) -> list[AnItem]:
+        """The next batch; empty if none is to be launched yet. With `full` none but one that is full."""
+        bucket = self._full() if full else self._due(now)
         if bucket is None:
             return []
         rows = self._rows(bucket.length)
@@ -159,6 +159,11 @@ class ItemLine(Generic[AnItem]):
         if self._is_of_age(oldest, now) or self._full() is not None:
             return 0.0
         return oldest.heap[0][0] + self._max_delay_s - now
+
+    @property
+    def is_full(self) -> bool:
+        """Whether there is a full batch."""
+        return self._full() is not None
 
     def lower_budget(self, batch: Sequence[AnItem]) -> None:
         """This batch was too much for the memory: make smaller ones for a while."""

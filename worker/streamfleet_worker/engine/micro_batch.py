@@ -57,6 +57,8 @@ class _Batch:
     trial: _Trial | None
     askers: list[Asked]
     """Whose items it has, each once."""
+    heard_at: float
+    """When it was launched, or last gave something."""
     device_s: float = 0.0
     good: int = 0
     """Items that have come to their end."""
@@ -83,6 +85,7 @@ class MicroBatchEngine:
         uniform: all rows of a batch have the same rounded length, as exactness takes it.
         bisect: find out which items make a batch fail, by running the others again.
         answers: results that are kept.
+        batch_limit_s: a batch that runs elsewhere and has nothing to give for so long ends the engine.
         clock: seconds, monotonic.
     """
 
@@ -98,9 +101,11 @@ class MicroBatchEngine:
         uniform: bool = False,
         bisect: bool = True,
         answers: AnswerCache | None = None,
+        batch_limit_s: float = math.inf,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._task = task
+        self._batch_limit_s = batch_limit_s
         self._runner = runner
         self._info = info
         self._bisect = bisect
@@ -173,15 +178,22 @@ class MicroBatchEngine:
         if now >= self._pending.next_deadline:
             self._pending.expire(now, step.outputs)
             self._drop_unwanted()
-        if len(self._running) < self._runner.slots:
-            self._launch(now, step)
+        free = self._runner.slots - len(self._running)
+        if free > -self._runner.ahead:
+            self._launch(now, step, full=free <= 0)
         # One a step, so that its report is of one batch; each in its turn.
         batch = next((batch for batch in self._running if batch.running.is_ready), None)
         if batch is not None:
             self._running.remove(batch)
             self._running.append(batch)
             self._advance(batch, step)
+            batch.heard_at = self._clock()
             self._drop_unwanted()
+        elif self._running and now >= self._silent_until():
+            raise GenerationFailed(
+                f"a batch of {len(self._running[0].items)} has run for over {self._batch_limit_s:g} s",
+                retryable=True,
+            )
         return step
 
     def due_in(self) -> float | None:
@@ -190,10 +202,11 @@ class MicroBatchEngine:
             return 0.0
         now = self._clock()
         # Of what runs elsewhere `listen` tells.
-        due_in = self._pending.next_deadline - now
-        if len(self._running) < self._runner.slots:
-            if self._halves:
-                return 0.0
+        due_in = min(self._pending.next_deadline, self._silent_until()) - now
+        free = self._runner.slots - len(self._running)
+        if free > -self._runner.ahead and (self._halves or (free <= 0 and self._line.is_full)):
+            return 0.0
+        if free > 0:
             line_due_in = self._line.due_in(now)
             due_in = due_in if line_due_in is None else min(due_in, line_due_in)
         return None if due_in == math.inf else max(0.0, due_in)
@@ -212,15 +225,19 @@ class MicroBatchEngine:
 
     # --- batches ----------------------------------------------------------------------------
 
-    def _launch(self, now: float, step: Step) -> None:
-        """Begin a batch, if there is one to begin."""
+    def _silent_until(self) -> float:
+        """When the batch that runs longest without a word should have given something."""
+        return self._running[0].heard_at + self._batch_limit_s if self._running else math.inf
+
+    def _launch(self, now: float, step: Step, *, full: bool) -> None:
+        """Begin a batch, if there is one to begin; with `full` none but a full one."""
         trial: _Trial | None = None
         if self._halves:
             half, trial = self._halves.popleft()
             items = [item for item in half if item.owners]
             self._tried(trial, len(half) - len(items), 0)
         else:
-            items = self._line.take(now)
+            items = self._line.take(now, full=full)
         if not items:
             return
         length = max(item.bucket for item in items)
@@ -238,7 +255,7 @@ class MicroBatchEngine:
         except Exception as error:  # noqa: BLE001  whatever a model or a handler raises is its items' fault
             self._split(items, error, trial or self._trial(items, error), step)
         else:
-            self._running.append(_Batch(items, running, trial, askers))
+            self._running.append(_Batch(items, running, trial, askers, now))
 
     def _advance(self, batch: _Batch, step: Step) -> None:
         began = time.perf_counter()
@@ -269,6 +286,9 @@ class MicroBatchEngine:
     def _end_batch(self, batch: _Batch, step: Step) -> None:
         self._running.remove(batch)
         step.device_s += batch.device_s
+        if self._runner.ahead and self._running:
+            # It has waited for this one.
+            self._running[0].heard_at = self._clock()
 
     def _take(self, batch: _Batch, outcomes: Sequence[Outcome], *, ended: bool, step: Step) -> None:
         for item, outcome in zip(batch.items, outcomes, strict=True):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from streamfleet_worker.engine.answer_cache import AnswerCache
 from streamfleet_worker.engine.base import EngineInfo
 from streamfleet_worker.engine.micro_batch import WINDOW, MicroBatchEngine
@@ -17,14 +19,16 @@ def handler_engine(
     max_batch_size: int | None = None,
     max_delay_s: float | None = None,
     answers: AnswerCache | None = None,
+    batch_limit_s: float = math.inf,
 ) -> MicroBatchEngine:
-    """Build it, on the thread that will run it; context objects are built there, or in processes.
+    """Build it, with its context objects, which lie on a thread of the handler's own, or in processes.
 
     Args:
         handler: whose calls it takes.
         max_batch_size: inputs in one batch, if not as many as the handler says.
         max_delay_s: how long the oldest may wait for a batch to fill, if not as long as the handler says.
         answers: those that are kept, of a deterministic handler.
+        batch_limit_s: a batch that takes longer ends the engine.
 
     Raises:
         ModelLoadFailed: a context object, or a process, cannot be built.
@@ -49,4 +53,5 @@ def handler_engine(
         max_delay_s=handler.max_delay_ms / 1000 if max_delay_s is None else max_delay_s,
         bisect=handler.bisect,
         answers=answers,
+        batch_limit_s=batch_limit_s,
     )

@@ -1,4 +1,4 @@
-"""Runs a handler's batches on the thread that it is built on."""
+"""Runs a handler's batches on a thread of its own, in this process."""
 
 from __future__ import annotations
 
@@ -7,17 +7,22 @@ import contextlib
 import inspect
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from streamfleet_worker.engine.item import Computed, ItemBatch, Outcome, Progress, Running
 from streamfleet_worker.handlers.contexts import Contexts, awaited
 from streamfleet_worker.handlers.handler import Handler
+from streamfleet_worker.handlers.handler_thread import Called, HandlerThread, Job
 from streamfleet_worker.handlers.outcomes import Outcomes, named
 from streamfleet_worker.handlers.stepped_iterator import SteppedIterator
 
 
 class HandlerRunner:
     """Calls the function of a handler. An event loop of its own runs what is asynchronous, batch by batch.
+
+    While a batch runs the next one is put together, and the outputs of the last one are told; so the function
+    has hardly a moment's rest under load.
 
     Raises:
         ModelLoadFailed: one of its context objects cannot be built.
@@ -28,47 +33,76 @@ class HandlerRunner:
 
     def __init__(self, handler: Handler) -> None:
         self._handler = handler
-        self._runner = asyncio.Runner()
+        self._thread = HandlerThread()
         try:
-            self._contexts = Contexts(handler, self._runner)
+            self._thread.call(self._open)
         except BaseException:
-            self._runner.close()
+            self._thread.close()
             raise
+
+    @property
+    def ahead(self) -> int:
+        """Full batches that wait for it. One that yields needs the thread for each of its parts."""
+        return 0 if self._handler.signature.streams else 1
 
     def launch(self, batch: ItemBatch) -> Running:
         """Begin a batch of `CallInput`s. Raises as `named` does."""
         outcomes = Outcomes(self._handler, len(batch.values))
+        with named(self._handler):  # a type may read its values with code of the user's
+            inputs = [value.take() for value in batch.values]
         if not self._handler.signature.streams:
-            return Computed(lambda: self._compute(batch, outcomes))
-        with named(self._handler):
-            given = self._call(batch)
+            job = Job(partial(self._compute, inputs, outcomes))
+            self._thread.put(job)
+            return Called(job)
+        given = self._thread.call(partial(self._begin, inputs))
         if hasattr(given, "__next__"):
-            return _Yielding(self._handler, given, outcomes)
-        if hasattr(given, "__anext__") and hasattr(given, "aclose"):
-            return _Yielding(self._handler, SteppedIterator(self._runner, given), outcomes)
-        return Computed(lambda: outcomes.failure(f"gave {type(given).__name__}, and is said to yield lists"))
+            return _Yielding(self._handler, self._thread, given, outcomes)
+        fault = f"gave {type(given).__name__}, and is said to yield lists"
+        return Computed(lambda: outcomes.failure(fault))
 
     def listen(self, wake: Callable[[], None]) -> None:
-        """Nothing runs elsewhere, so nothing is ever told."""
+        """Have `wake` called, from the handler's thread, whenever a batch becomes ready."""
+        self._thread.done = wake
 
     def is_broken(self) -> bool:
         """Never: what a handler raises for each of its inputs may be right."""
         return False
 
     def close(self) -> None:
-        """Clean up the context objects."""
+        """Clean up the context objects, after the batch that runs."""
+        self._thread.call(self._shut)
+        self._thread.close()
+
+    # --- on the handler's thread
+
+    def _open(self) -> None:
+        self._runner = asyncio.Runner()
+        try:
+            self._contexts = Contexts(self._handler, self._runner)
+        except BaseException:
+            self._runner.close()
+            raise
+
+    def _shut(self) -> None:
         with contextlib.closing(self._runner):
             self._contexts.close()
 
-    def _compute(self, batch: ItemBatch, outcomes: Outcomes) -> list[Outcome]:
+    def _compute(self, inputs: list[Any], outcomes: Outcomes) -> list[Outcome]:
         with named(self._handler):
-            given = self._call(batch)
+            given = self._call(inputs)
             if inspect.isawaitable(given):
                 given = self._runner.run(awaited(given))
+        # Here, since the next batch may change what this one gave: a buffer that is used again, say.
         return outcomes.result(given)
 
-    def _call(self, batch: ItemBatch) -> Any:
-        inputs = [value.take() for value in batch.values]
+    def _begin(self, inputs: list[Any]) -> Any:
+        with named(self._handler):
+            given = self._call(inputs)
+        if hasattr(given, "__anext__") and hasattr(given, "aclose"):
+            return SteppedIterator(self._runner, given)
+        return given
+
+    def _call(self, inputs: list[Any]) -> Any:
         collate = self._handler.collate
         return self._handler.function(inputs if collate is None else collate(inputs), **self._contexts.values)
 
@@ -78,27 +112,36 @@ class _Yielding:
 
     is_ready = True
 
-    def __init__(self, handler: Handler, steps: Iterator[Any], outcomes: Outcomes) -> None:
+    def __init__(
+        self, handler: Handler, thread: HandlerThread, steps: Iterator[Any], outcomes: Outcomes
+    ) -> None:
         self._handler = handler
+        self._thread = thread
         self._steps = steps
         self._outcomes = outcomes
 
     def advance(self) -> Progress:
         began = time.perf_counter()
-        with named(self._handler):
-            try:
-                given = next(self._steps)
-            except StopIteration:
-                news = self._outcomes.rest()
-            else:
-                news = self._outcomes.parts(given)
+        given = self._thread.call(self._next)
+        news = self._outcomes.rest() if given is None else self._outcomes.parts(given[0])
         if self._outcomes.is_over:
             self.close()
         return Progress(news, self._outcomes.is_over, time.perf_counter() - began)
 
     def close(self) -> None:
         # What it raises now is about nobody's output.
-        with contextlib.suppress(Exception), named(self._handler):
+        with contextlib.suppress(Exception):
+            self._thread.call(self._close)
+
+    def _next(self) -> tuple[Any] | None:
+        with named(self._handler):
+            try:
+                return (next(self._steps),)
+            except StopIteration:
+                return None
+
+    def _close(self) -> None:
+        with named(self._handler):
             close = getattr(self._steps, "close", None)
             if close is not None:
                 close()

@@ -26,6 +26,8 @@ class ProcessPool:
         ModelLoadFailed: a process cannot build what the handler needs.
     """
 
+    ahead = 0
+
     def __init__(self, handler: Handler) -> None:
         self.slots = handler.processes
         self._changed = threading.Condition()

@@ -79,6 +79,7 @@ def encoder_engine(
         max_delay_s=max_delay_s,
         max_batch_tokens=max_batch_tokens,
         length_step=LENGTH_STEP,
-        uniform=bool(found),
+        # On a CPU what fills rows up costs more than smaller batches do; a GPU has rather too little to do.
+        uniform=bool(found) or encoder.device.type == "cpu",
         answers=answers,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import signal
 import socket
 from pathlib import Path
@@ -138,6 +139,44 @@ def test_a_worker_that_cannot_start_is_the_end() -> None:
 
     assert done.returncode == 1
     assert done.stderr.startswith("error: the worker ended while starting: settings are not valid: ")
+    assert done.stderr.count("\n") == 1
+    assert "not valid" not in done.stdout
+
+
+def test_a_handler_that_cannot_be_loaded_says_why_once(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("raise RuntimeError('no such weights')\n")
+    env = environment(STREAMFLEET_ENGINE="auto", PYTHONPATH=str(tmp_path))
+    done = streamfleet("up", "--port", free_port(), "--handler", "mine:f", env=env)
+
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: the worker ended while starting: ")
+    assert (done.stdout + done.stderr).count("no such weights") == 1, done
+    assert "another starts" not in done.stdout
+
+
+def test_a_handler_is_shown_how_to_be_called_and_is_heard(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from pydantic import BaseModel\n"
+        "from streamfleet_worker import handler\n"
+        "class Input(BaseModel):\n"
+        "    text: str\n"
+        "    times: int\n"
+        "    mood: str = 'calm'\n"
+        "@handler('shout')\n"
+        "def shout(batch: list[Input]) -> list[str]:\n"
+        "    print('called with', len(batch))\n"
+        "    return [item.text * item.times for item in batch]\n"
+    )
+    port = free_port()
+    env = environment(STREAMFLEET_ENGINE="auto", PYTHONPATH=str(tmp_path))
+    with running("up", "--port", port, "--handler", "mine:shout", env=env) as fleet:
+        hint = shlex.split(fleet.wait_for("streamfleet call"))
+        assert hint[1:4] == ["call", "shout", '{"text": "…", "times": 1}']
+        answer = streamfleet(*hint[1:])
+        assert (answer.returncode, answer.stdout) == (0, '"…"\n')
+        fleet.wait_for("worker 1 │ called with 1")
+        os.killpg(fleet.process.pid, signal.SIGINT)
+        assert fleet.end()[0] == 0
 
 
 @pytest.mark.slow  # imports torch

@@ -19,6 +19,7 @@ from rich.text import Text
 from streamfleet_common.connections import redacted
 from streamfleet_common.embedded import EmbeddedBroker
 from streamfleet_common.errors import BrokerUnavailable, InvalidRequest
+from streamfleet_producer.cli.example_input import example_input
 from streamfleet_producer.cli.options import DEFAULT_URL
 from streamfleet_producer.cli.terminal import FAILED, complain, program, run, say, stderr, stdout
 from streamfleet_producer.cli.workers import Workers
@@ -33,6 +34,7 @@ HOST = "127.0.0.1"
 
 
 def up(
+    context: typer.Context,
     *,
     workers: Annotated[int, typer.Option("--workers", "-n", min=1, max=64, help="How many workers.")] = 1,
     model: Annotated[
@@ -103,6 +105,9 @@ def up(
         raise InvalidRequest(
             "--data and --port are about a broker started here, --redis-url is about another"
         )
+    said = context.get_parameter_source("model")
+    if handler is not None and said is not None and said.name == "COMMANDLINE":
+        raise InvalidRequest("a worker serves either a model or a handler: give --model or --handler")
     name = model if handler is None else handler.partition(":")[0].rpartition(".")[2]
     settings: dict[str, object] = {
         "queue": queue or queue_of(name),
@@ -153,7 +158,7 @@ async def _keep(workers: Workers, broker: EmbeddedBroker | None, url: str, queue
             return _give_up(workers, "the workers ended" if started else "the worker ended while starting")
         if workers.ready and not greeted:
             greeted = True
-            _greet(url, queue, workers.facts)
+            _greet(url, queue, await _example(url, queue, workers.facts))
         if broker is not None and not broker.is_alive():
             _print("broker    ended; starting it again")
             await asyncio.to_thread(broker.restart)
@@ -204,9 +209,9 @@ def _free_port() -> int:
     )
 
 
-def _greet(url: str, queue: str, facts: Mapping[str, Any]) -> None:
+def _greet(url: str, queue: str, example: str) -> None:
     local = url.replace(HOST, "localhost")
-    ask = f"{program()} {_example(facts)} --queue {queue}"
+    ask = f"{program()} {example} --queue {queue}"
     if local != os.environ.get("STREAMFLEET_REDIS_URL", DEFAULT_URL):
         ask += f" --redis-url {shlex.quote(redacted(local))}"
     _print("")
@@ -218,11 +223,14 @@ def _greet(url: str, queue: str, facts: Mapping[str, Any]) -> None:
     _print("Ctrl-C ends all.", "dim")
 
 
-def _example(facts: Mapping[str, Any]) -> str:
+async def _example(url: str, queue: str, facts: Mapping[str, Any]) -> str:
     """A command that the workers can answer."""
     match list(facts["tasks"]):
         case ["call", *_]:
-            return f"call {shlex.quote(str(facts['model']))} '…'"
+            handler = str(facts["model"])
+            async with Client(url, queue) as fleet:
+                wanted = example_input(await fleet.models(), handler)
+            return f"call {shlex.quote(handler)} {shlex.quote(wanted or '…')}"
         case ["embed", *_]:
             return 'embed "A text of yours"'
         case ["classify", *_]:
@@ -235,9 +243,6 @@ def _example(facts: Mapping[str, Any]) -> str:
 
 def _give_up(workers: Workers, what: str) -> int:
     complain(f"{what}: {workers.why_ended()}")
-    say("The end of its log:", "dim")
-    for line in workers.tail():
-        say(f"  {line}", "dim")
     return FAILED
 
 

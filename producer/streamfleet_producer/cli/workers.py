@@ -15,10 +15,13 @@ from urllib.request import urlopen
 from prometheus_client.parser import text_string_to_metric_families
 
 from streamfleet_producer.cli.processes import TiedProcess
+from streamfleet_producer.cli.terminal import printable
 
 HOST = "127.0.0.1"
 SCRAPE_LIMIT_S = 5.0
 TAIL_LINES = 12
+_SERIOUS = ("warning", "error", "critical")
+_NO_DETAIL = ("event", "level", "timestamp", "worker", "supervisor", "exception")
 # `-P`: a file called like one of our imports, in the folder where the user happens to be, is none of ours.
 COMMAND = (sys.executable, "-P", "-m", "streamfleet_worker")
 
@@ -43,7 +46,8 @@ class _Worker:
 class Workers:
     """`count` workers under one supervisor, in a process tied to this one, followed by what they log.
 
-    `settings` are worker settings by field name. `say` is told in words what happens, on another thread.
+    `settings` are worker settings by field name. `say` is told in words what happens, on another thread: also
+    what workers print, and what they log as a warning or worse.
     """
 
     def __init__(
@@ -53,6 +57,7 @@ class Workers:
         self._say = say
         self._changed = threading.Condition()
         self._workers: dict[str, _Worker] = {}
+        self._last_words: str | None = None
         self.has_served = False
         """Some worker has been ready."""
         self.why_one_ended: str | None = None
@@ -100,7 +105,9 @@ class Workers:
     def tail(self) -> list[str]:
         """The end of their log, in words."""
         lines = [line for line in self._process.lines() if "supervisor" not in (_record(line) or {})]
-        return [_worded(line) for line in lines[-TAIL_LINES:]]
+        return [line if (record := _record(line)) is None else _worded(record) for line in lines][
+            -TAIL_LINES:
+        ]
 
     def why_ended(self) -> str:
         """The reason for the end of one of them, or of all, in one line."""
@@ -137,10 +144,8 @@ class Workers:
 
     def _follow(self, line: str) -> None:
         record = _record(line)
-        if record is None:
-            return
         with self._changed:
-            said = self._heard(record)
+            said = self._passed_on(line) if record is None else self._heard(record)
             self._changed.notify_all()
         for words in said:
             self._say(words)
@@ -151,23 +156,50 @@ class Workers:
         if event == "worker started":
             self._workers[record["name"]] = _Worker(record["number"])
         elif event == "worker ended":
-            self._workers.pop(record["name"], None)
-            if "again_in_s" in record:
-                self.why_one_ended = record["reason"]
-                pause_s = max(1, math.ceil(record["again_in_s"]))
-                words = f"ended: {record['reason']}; another starts in {pause_s} s"
-                return [f"worker {record['number']}  {words}"]
-        elif (worker := self._workers.get(record.get("worker", ""))) is not None:
-            if event == "listening":
-                worker.port = int(record["port"])
-            elif event == "ready":
-                worker.facts = record
-                self.has_served = True
-                return [
-                    f"worker {worker.number}  {_description(record)}",
-                    f"          metrics {_metrics_url(worker.port)}",
-                ]
+            return self._ended(record)
+        elif (worker := self._workers.get(record.get("worker", ""))) is not None and event == "listening":
+            worker.port = int(record["port"])
+        elif worker is not None and event == "ready":
+            worker.facts = record
+            self.has_served = True
+            return [
+                *self._held(),
+                f"worker {worker.number}  {_description(record)}",
+                f"          metrics {_metrics_url(worker.port)}",
+            ]
+        elif record.get("level") in _SERIOUS and not str(event).startswith("giving up"):
+            return self._passed_on(_worded(record), worker)
         return []
+
+    def _ended(self, record: dict[str, Any]) -> list[str]:
+        self._workers.pop(record["name"], None)
+        if "again_in_s" not in record:
+            return []
+        self.why_one_ended = record["reason"]
+        if not self.has_served:
+            # Whoever has it started makes it the end of all, and says why.
+            return [line for line in self._held() if record["reason"] not in line]
+        pause_s = max(1, math.ceil(record["again_in_s"]))
+        words = f"ended: {record['reason']}; another starts in {pause_s} s"
+        return [*self._held(), f"worker {record['number']}  {words}"]
+
+    def _passed_on(self, words: str, worker: _Worker | None = None) -> list[str]:
+        """Words of a worker, or of any of them, line by line."""
+        if worker is None and self._count == 1:
+            name = "worker 1"
+        else:
+            name = "workers " if worker is None else f"worker {worker.number}"
+        lines = [f"{name} │ {printable(line)}" for line in words.splitlines()]
+        if self.has_served or not lines:
+            return lines
+        # The last line of a worker that never serves is the reason for its end as a rule, and told as such.
+        *now, last = [*self._held(), *lines]
+        self._last_words = last
+        return now
+
+    def _held(self) -> list[str]:
+        last, self._last_words = self._last_words, None
+        return [] if last is None else [last]
 
 
 def _description(facts: Mapping[str, Any]) -> str:
@@ -190,13 +222,8 @@ def _record(line: str) -> dict[str, Any] | None:
     return record if isinstance(record, dict) and "event" in record else None
 
 
-def _worded(line: str) -> str:
-    record = _record(line)
-    if record is None:
-        return line
-    details = " ".join(
-        f"{name}={value}"
-        for name, value in record.items()
-        if name not in ("event", "level", "timestamp", "worker")
-    )
-    return f"{record.get('level', ''):<8} {record['event']} {details}".rstrip()
+def _worded(record: Mapping[str, Any]) -> str:
+    """A record in words; below them its traceback, if it has one."""
+    details = " ".join(f"{name}={value}" for name, value in record.items() if name not in _NO_DETAIL)
+    words = f"{record.get('level', ''):<8} {record['event']} {details}".rstrip()
+    return "\n".join([words, *str(record.get("exception", "")).splitlines()])

@@ -137,3 +137,58 @@ def test_why_all_have_ended(scene: Scene, lines: list[str], status: int, reason:
         scene.process.say(line)
     scene.process.status = status
     assert scene.workers.why_ended() == reason
+
+
+# --- what they say themselves
+
+
+def test_prints_and_warnings_are_passed_on(scene: Scene) -> None:
+    scene.start(1, "a")
+    scene.start(2, "b")
+    scene.serve("a", 4000)
+    scene.said.clear()
+    scene.process.say("from the handler\x1b[31m")
+    scene.process.log("slow", worker="b", level="warning", seconds=3)
+    scene.process.log("all is well", worker="b")
+    scene.process.log("it broke", worker="a", level="error", exception="Traceback:\nValueError: x")
+    scene.process.log("unknown setting", supervisor="s", level="warning", variable="X")
+    scene.process.log("giving up: 3 crashes", supervisor="s", level="error")  # told by `why_ended`
+    assert scene.said == [
+        "workers  │ from the handler[31m",
+        "worker 2 │ warning  slow seconds=3",
+        "worker 1 │ error    it broke",
+        "worker 1 │ Traceback:",
+        "worker 1 │ ValueError: x",
+        "workers  │ warning  unknown setting variable=X",
+    ]
+
+
+def test_the_reason_for_a_failed_start_is_not_told_twice(scene: Scene) -> None:
+    scene.start(1, "a")
+    for line in ("loading it", "Traceback (most recent call last):", "  File x", "ValueError: no weights"):
+        scene.process.say(line)
+    scene.end(1, "a", "ValueError: no weights", again_in_s=0.5)
+    assert scene.said == [
+        "workers  │ loading it",
+        "workers  │ Traceback (most recent call last):",
+        "workers  │   File x",
+    ]
+    assert scene.workers.why_ended() == "ValueError: no weights"
+
+
+def test_last_words_that_are_not_the_reason_are_told(scene: Scene) -> None:
+    scene.start(1, "a")
+    scene.process.say("almost there")
+    assert scene.said == []
+    scene.end(1, "a", "it was killed by signal 9", again_in_s=0.5)
+    assert scene.said == ["workers  │ almost there"]
+
+
+def test_what_was_said_before_it_serves_is_told_first(scene: Scene) -> None:
+    scene.start(1, "a")
+    scene.process.say("loaded")
+    scene.serve("a", 4000)
+    assert scene.said[:2] == [
+        "workers  │ loaded",
+        "worker 1  m in float32 on cpu, up to 8 requests in a batch",
+    ]

@@ -139,7 +139,7 @@ class Catalogue:
         if age_s < self._life_s:
             if age_s > self._life_s / 2 and self._reading is None:
                 # Ahead of need, so that hardly anybody has to wait for it.
-                self._read_on().add_done_callback(_forget)
+                self._read_on()
             refusal, max_request_bytes = self._judge(request)
             if refusal is None:
                 return max_request_bytes
@@ -184,6 +184,7 @@ class Catalogue:
     def _read_on(self) -> asyncio.Task[None]:
         if self._reading is None:
             self._reading = asyncio.create_task(self._read(), name="catalogue")
+            self._reading.add_done_callback(_forget)
         return self._reading
 
     async def _read(self) -> None:

@@ -103,11 +103,14 @@ class Client(OneShot, HandlerCalls):
             )
         return self
 
-    async def close(self) -> None:
-        """Close the connections. Whoever still waits gets `Cancelled`, and his request is cancelled."""
+    async def close(self, within_s: float | None = None) -> None:
+        """Close the connections. Whoever still waits gets `Cancelled`, and his request is cancelled.
+
+        If Redis is away, that is tried for `within_s` seconds, by default five.
+        """
         link, self._link = self._link, None
         if link is not None:
-            await link.close()
+            await link.close(within_s)
 
     async def __aenter__(self) -> Self:
         return await self.open()

@@ -230,10 +230,11 @@ class Link:
         await self.broker.sweep(lazy=True)
         return asked
 
-    async def close(self) -> None:
+    async def close(self, within_s: float | None = None) -> None:
         """End all who wait, send what still waits to be sent, then close the connections.
 
-        If Redis is away, what cannot be sent within `CLOSE_S` is not: those requests end by their deadlines.
+        If Redis is away, what cannot be sent within `within_s`, or `CLOSE_S`, is not: those requests end by
+        their deadlines.
         """
         self.is_closed = True
         for waiting in tuple(self.waiting):
@@ -241,7 +242,7 @@ class Link:
         self.watch.close()
         await self.rids.close()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(CLOSE_S):
+            async with asyncio.timeout(CLOSE_S if within_s is None else within_s):
                 await self._send_the_last()
         for call in self._calls:
             call.cancel()

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from hand_worker import HandWorker
+from streamfleet_common.broker import Broker
+from streamfleet_common.cards import Card
 from streamfleet_producer import (
+    BrokerUnavailable,
     Client,
     DecideRequest,
     GenerateRequest,
@@ -21,6 +25,7 @@ from streamfleet_producer import (
     Undecodable,
     Unsupported,
 )
+from streamfleet_producer.catalogue import Catalogue
 
 REQUEST = GenerateRequest(prompt="hello", max_tokens=8)
 
@@ -188,3 +193,23 @@ async def test_a_request_over_either_limit_of_bytes(
             await fleet.submit(GenerateRequest(prompt="x" * 2000))
         assert caught.value.limit == 1000
         await fleet.submit(GenerateRequest(prompt="x" * 500))
+
+
+async def test_a_reading_that_nobody_waits_for_fails_in_silence() -> None:
+    reported: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
+    failing = asyncio.Event()
+
+    class Gone:
+        async def cards(self) -> list[Card]:
+            await failing.wait()
+            raise BrokerUnavailable("gone")
+
+    catalogue = Catalogue(cast(Broker, Gone()), "q")
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0):
+            await catalogue.read()
+    failing.set()
+    await catalogue.settle()
+    gc.collect()
+    assert reported == []

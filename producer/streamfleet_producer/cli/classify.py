@@ -22,6 +22,7 @@ from streamfleet_producer.ticket import DEADLINE_S, Options
 def classify(
     source: line_options.Source = None,
     *,
+    file: line_options.File = None,
     top_k: Annotated[int | None, typer.Option(help="Only the k likeliest.", show_default=False)] = None,
     multi_label: Annotated[
         bool | None,
@@ -66,12 +67,13 @@ def classify(
         return [{"labels": [label.model_dump() for label in found.labels]} for found in end.classifications]
 
     async def work() -> int:
-        async with options.open_client(redis_url, queue) as fleet:
+        async with options.open_client(redis_url, queue, kind="classify", model=model) as fleet:
             more = Options(lane=lane, deadline_s=deadline)
             asked = partial(together, fleet, request=request, taken=taken, more=more)
             item = partial(text_item, jsonl=jsonl, keep=text, pair=True)
-            return await LineJob(lines, LineOutput(output, resume=resume), item, asked, fail_fast).run()
+            out = LineOutput(output, resume=resume)
+            return await LineJob(fleet, lines, out, item, asked, fail_fast).run()
 
-    lines = Lines.of(source or ())
+    lines = Lines.of(source or (), file)
     with leaving_quietly():
         raise typer.Exit(run(work()))

@@ -15,6 +15,7 @@ from streamfleet_common.errors import InvalidRequest
 from streamfleet_common.message import problems
 from streamfleet_producer.cli import line_options, options
 from streamfleet_producer.cli.terminal import in_one_line, print_json, print_table, run, stdout
+from streamfleet_producer.cli.worker_watch import WorkerWatch
 from streamfleet_producer.ticket import DEADLINE_S, Options
 
 _REQUEST: TypeAdapter[DecideRequest] = TypeAdapter(DecideRequest)
@@ -71,7 +72,8 @@ def decide(
 async def _decide(
     redis_url: str, queue: str | None, request: DecideRequest, more: Options, json: bool
 ) -> None:
-    async with options.open_client(redis_url, queue) as fleet:
+    opened = options.open_client(redis_url, queue, kind="decide", model=request.model)
+    async with opened as fleet, WorkerWatch(fleet):
         end = await fleet.run(request, **more)
     if json:
         print_json({answer.id: answer.model_dump(mode="json", exclude={"id"}) for answer in end.answers})

@@ -24,6 +24,7 @@ Format = Literal["float", "base64"]
 def embed(
     source: line_options.Source = None,
     *,
+    file: line_options.File = None,
     pooling: Annotated[
         Pooling | None,
         typer.Option(help="What makes the vector; else the model's way.", show_default=False),
@@ -76,13 +77,14 @@ def embed(
         return [{"embedding": _shown(embedding, format)} for embedding in end.embeddings]
 
     async def work() -> int:
-        async with options.open_client(redis_url, queue) as fleet:
+        async with options.open_client(redis_url, queue, kind="embed", model=model) as fleet:
             more = Options(lane=lane, deadline_s=deadline)
             asked = partial(together, fleet, request=request, taken=taken, more=more)
             item = partial(text_item, jsonl=jsonl, keep=text)
-            return await LineJob(lines, LineOutput(output, resume=resume), item, asked, fail_fast).run()
+            out = LineOutput(output, resume=resume)
+            return await LineJob(fleet, lines, out, item, asked, fail_fast).run()
 
-    lines = Lines.of(source or ())
+    lines = Lines.of(source or (), file)
     with leaving_quietly():
         raise typer.Exit(run(work()))
 

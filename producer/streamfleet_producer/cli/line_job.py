@@ -12,6 +12,8 @@ from streamfleet_producer.cli.line_output import LineOutput
 from streamfleet_producer.cli.lines import Line, Lines
 from streamfleet_producer.cli.progress import Progress
 from streamfleet_producer.cli.terminal import FAILED, say
+from streamfleet_producer.cli.worker_watch import WorkerWatch
+from streamfleet_producer.client import Client
 
 BLOCK = 32
 """Lines that are asked about together."""
@@ -31,7 +33,9 @@ class Item:
 
 
 Outcome = dict[str, Any] | StreamfleetError
-_Answering = asyncio.Future[list[tuple[Item, Outcome]]]
+_Answered = list[bytes | tuple[Item, Outcome]]
+"""What comes of lines: what the output has for them, or an outcome."""
+_Answering = asyncio.Future[_Answered]
 
 
 @dataclass
@@ -41,6 +45,7 @@ class LineJob:
     `asked` gives the outcomes for the values of some items, in their order; `item` says what a line means.
     """
 
+    fleet: Client
     lines: Lines
     output: LineOutput
     item: Callable[[str], Item]
@@ -55,35 +60,38 @@ class LineJob:
         Raises:
             StreamfleetError: what befalls every line, or with `fail_fast` any; what came before is written.
         """
-        total = self.lines.count()
         try:
-            left = None if total is None else max(0, total - self.output.before)
+            total = self.lines.count()
+            done = self.output.before - self.output.failed_before
+            left = None if total is None else max(0, total - done)
             with Progress(left, to_terminal=self.output.path is None) as progress:
-                await self._run(progress)
+                async with WorkerWatch(self.fleet, progress.say) as watch:
+                    await self._run(progress, watch)
         except BaseException as error:
+            self.output.close()
             if not isinstance(error, BrokenPipeError):
                 self._tell_how_far()
             raise
-        finally:
-            self.output.close()
+        self.output.close()
         if self.failed:
-            say(f"{self.failed} of {self.output.written} lines failed: see their `error`", "red")
+            again = "" if self.output.path is None else ", and --resume tries them again"
+            say(f"{self.failed} of {self.output.written} lines failed: see their `error`{again}", "red")
+        elif self.output.before and not self.output.written:
+            say(f"nothing is left to do: {self.output.path} has an answer for every line", "dim")
         return FAILED if self.failed else 0
 
-    async def _run(self, progress: Progress) -> None:
+    async def _run(self, progress: Progress, watch: WorkerWatch) -> None:
         underway: asyncio.Queue[_Answering | Exception | None] = asyncio.Queue(WINDOW)
         begun: set[_Answering] = set()
 
         async def read() -> None:
-            to_skip = self.output.before
+            number = 1
             try:
                 async for block in self.lines.blocks(BLOCK):
-                    left = block[to_skip:]
-                    to_skip -= len(block) - len(left)
-                    if left:
-                        answering = asyncio.ensure_future(self._answered(left))
-                        begun.add(answering)
-                        await underway.put(answering)
+                    answering = asyncio.ensure_future(self._answered(block, number, watch))
+                    number += len(block)
+                    begun.add(answering)
+                    await underway.put(answering)
             except Exception as error:  # noqa: BLE001 - raised where the lines are written
                 await underway.put(error)
             await underway.put(None)
@@ -96,34 +104,50 @@ class LineJob:
                 answered = await answering
                 begun.discard(answering)
                 self._write(answered)
-                progress.advance(len(answered))
+                progress.advance(sum(not isinstance(one, bytes) for one in answered))
         finally:
             tasks: list[asyncio.Future[Any]] = [reading, *begun]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _answered(self, block: Sequence[Line]) -> list[tuple[Item, Outcome]]:
-        items = [Item(None, fault=line.fault) if line.fault else self.item(line.text) for line in block]
-        asked = iter(await self.asked([item.value for item in items if not item.fault]))
-        return [(item, InvalidRequest(item.fault) if item.fault else next(asked)) for item in items]
+    async def _answered(self, block: Sequence[Line], number: int, watch: WorkerWatch) -> _Answered:
+        """What comes of lines, of which the first one has this number."""
+        answered: _Answered = []
+        open_: list[tuple[int, Item]] = []
+        for place, (line, kept) in enumerate(zip(block, self.output.kept(len(block)), strict=True)):
+            if kept is not None:
+                answered.append(kept)
+                continue
+            item = Item(None, fault=line.fault) if line.fault else self.item(line.text)
+            if not item.fault:
+                open_.append((place, item))
+            answered.append((item, InvalidRequest(f"line {number + place}: {item.fault}")))
+        outcomes = await self.asked([item.value for _, item in open_]) if open_ else ()
+        for (place, item), outcome in zip(open_, outcomes, strict=True):
+            answered[place] = (item, watch.explained(outcome) if isinstance(outcome, Exception) else outcome)
+        return answered
 
-    def _write(self, answered: Sequence[tuple[Item, Outcome]]) -> None:
-        records: list[dict[str, Any]] = []
-        for item, outcome in answered:
+    def _write(self, answered: _Answered) -> None:
+        lines: list[bytes | dict[str, Any]] = []
+        for one in answered:
+            if isinstance(one, bytes):
+                lines.append(one)
+                continue
+            item, outcome = one
             if not isinstance(outcome, StreamfleetError):
-                records.append({**item.others, **outcome})
+                lines.append({**item.others, **outcome})
             elif self.fail_fast:
-                self.output.write(records)
+                self.output.write(lines)
                 raise outcome
             else:
                 self.failed += 1
                 failure = {"code": outcome.code, "message": outcome.message}
-                records.append({**item.others, "error": failure})
-        self.output.write(records)
+                lines.append({**item.others, "error": failure})
+        self.output.write(lines)
 
     def _tell_how_far(self) -> None:
-        count = self.output.before + self.output.written
+        count = self.output.lines
         if not count:
             return
         if self.output.path is None:

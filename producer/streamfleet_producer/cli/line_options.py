@@ -17,6 +17,17 @@ Source = Annotated[
         show_default=False,
     ),
 ]
+File = Annotated[
+    Path | None,
+    typer.Option(
+        "--file",
+        "-f",
+        metavar="<file>",
+        help="The file, whatever its name.",
+        show_default=False,
+        rich_help_panel=_LINES,
+    ),
+]
 Jsonl = Annotated[
     bool,
     typer.Option(

@@ -40,12 +40,16 @@ class Lines:
         self._path = path
 
     @classmethod
-    def of(cls, arguments: Sequence[str]) -> Lines:
+    def of(cls, arguments: Sequence[str], file: Path | None = None) -> Lines:
         """What arguments mean: `-` is standard input, one that names a file is it, others are the lines.
 
         Raises:
-            InvalidRequest: there are none, or a file is not there.
+            InvalidRequest: there are none, or a file is not there; or there are some beside a `file`.
         """
+        if file is not None:
+            if arguments:
+                raise InvalidRequest("give either --file, or texts or a file as arguments")
+            return cls((), file)
         if not arguments:
             raise InvalidRequest("nothing was given: name a file, give texts, or `-` for standard input")
         if len(arguments) > 1:
@@ -53,6 +57,8 @@ class Lines:
         (argument,) = arguments
         if argument == "-":
             return cls((), Path("-"))
+        if not argument.strip():
+            raise InvalidRequest("the text is empty: there is nothing to ask about")
         path = Path(argument)
         try:
             is_there, is_folder = path.exists(), path.is_dir()

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Annotated
 
 import typer
 
+from streamfleet_common.cards import Card
 from streamfleet_common.connections import redacted
-from streamfleet_common.errors import InvalidRequest, ModelNotFound
+from streamfleet_common.errors import InvalidRequest, ModelNotFound, Unsupported
 from streamfleet_common.schemas import Lane
 from streamfleet_common.settings import FleetSettings, read
 from streamfleet_producer.client import Client
 
 DEFAULT_URL = "redis://localhost:6379/0"
+CLOSE_S = 1.0
+"""How long a command that ends tries to reach a Redis that is away: somebody has pressed Ctrl-C."""
+MOST_QUEUES = 16
+"""So many are looked at for one that does what is asked."""
 
 RedisUrl = Annotated[
     str,
@@ -26,7 +33,7 @@ Queue = Annotated[
         "--queue",
         "-q",
         envvar="STREAMFLEET_QUEUE",
-        help="The queue; if there is only one, that one.",
+        help="The queue; else the only one, or the only one that serves this now.",
         show_default=False,
     ),
 ]
@@ -52,24 +59,69 @@ JsonErrors = Annotated[bool, typer.Option("--json", help="Say errors as JSON too
 
 
 @asynccontextmanager
-async def open_client(redis_url: str, queue: str | None) -> AsyncIterator[Client]:
-    """A client of the queue, or of the only queue there is.
+async def open_client(
+    redis_url: str, queue: str | None, *, kind: str | None = None, model: str | None = None
+) -> AsyncIterator[Client]:
+    """A client of the queue; if none is named of the only one there is, or that does this work now.
+
+    `kind` and `model` say what will be asked for: "call" and a handler's name, say. If the queue does not do
+    it, the error says where it was asked, and which queue does.
 
     Raises:
         InvalidRequest: there are several queues to choose from.
         ModelNotFound: there is none.
     """
+    wish = None if kind is None else Wish(kind, model)
     if queue is None:
-        async with Client(redis_url) as anybody:
-            names = await anybody.queues()
-        if not names:
-            raise ModelNotFound(
-                f"no worker has ever served a queue at {redacted(redis_url)}: "
-                "start one with `streamfleet up`, or check the URL",
-                known=[],
-            )
-        if len(names) > 1:
-            raise InvalidRequest(f"there are several queues: choose one with --queue ({', '.join(names)})")
-        queue = names[0]
-    async with Client(redis_url, queue, durability=read(FleetSettings).durability) as client:
+        queue = await _only_queue(redis_url, wish)
+    client = await Client(redis_url, queue, durability=read(FleetSettings).durability).open()
+    try:
         yield client
+    except (ModelNotFound, Unsupported) as error:
+        if wish is None or any(map(wish.suits, await client.models())):
+            raise
+        others = await wish.queues(redis_url, await client.queues())
+        does = f"; queue {' and '.join(map(repr, others))} does it" if others else ""
+        raise type(error)(
+            f"{error.message} (asked at {redacted(redis_url)}{does})", **error.details
+        ) from None
+    finally:
+        await client.close(within_s=CLOSE_S)
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What is asked of a queue: a kind of work, by any model or by this one (or by this handler)."""
+
+    kind: str
+    model: str | None
+
+    def suits(self, card: Card) -> bool:
+        return self.kind in card.tasks and self.model in (None, card.model)
+
+    async def queues(self, redis_url: str, names: Sequence[str]) -> list[str]:
+        """Those of some queues, of `MOST_QUEUES` at most, that do it now."""
+        some = names[:MOST_QUEUES]
+        cards = await asyncio.gather(*(_cards(redis_url, name) for name in some))
+        return [name for name, found in zip(some, cards, strict=True) if any(map(self.suits, found))]
+
+
+async def _cards(redis_url: str, queue: str) -> list[Card]:
+    async with Client(redis_url, queue) as client:
+        return await client.models()
+
+
+async def _only_queue(redis_url: str, wish: Wish | None) -> str:
+    async with Client(redis_url) as anybody:
+        names = await anybody.queues()
+    if not names:
+        raise ModelNotFound(
+            f"no worker has ever served a queue at {redacted(redis_url)}: "
+            "start one with `streamfleet up`, or check the URL",
+            known=[],
+        )
+    if 1 < len(names) <= MOST_QUEUES and wish is not None:
+        names = await wish.queues(redis_url, names) or names
+    if len(names) > 1:
+        raise InvalidRequest(f"there are several queues: choose one with --queue ({', '.join(names)})")
+    return names[0]

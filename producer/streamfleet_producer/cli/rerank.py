@@ -22,6 +22,7 @@ from streamfleet_producer.cli.terminal import (
     run,
     stdout,
 )
+from streamfleet_producer.cli.worker_watch import WorkerWatch
 from streamfleet_producer.ticket import DEADLINE_S, Options
 
 BLOCK = 1024
@@ -35,6 +36,7 @@ def rerank(
     query: Query,
     source: line_options.Source = None,
     *,
+    file: line_options.File = None,
     top_n: Annotated[int | None, typer.Option(help="Only the n best.", show_default=False)] = None,
     raw_scores: Annotated[
         bool, typer.Option("--raw-scores", help="The model's own, without bounds.")
@@ -56,8 +58,11 @@ def rerank(
     """
 
     async def work() -> None:
-        documents = await _documents(Lines.of(source or ()), jsonl=jsonl)
-        async with options.open_client(redis_url, queue) as fleet:
+        documents = await _documents(Lines.of(source or (), file), jsonl=jsonl)
+        async with (
+            options.open_client(redis_url, queue, kind="rerank", model=model) as fleet,
+            WorkerWatch(fleet),
+        ):
             ranks = await fleet.rerank(
                 query,
                 [text for _, text in documents],

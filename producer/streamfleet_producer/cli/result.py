@@ -11,6 +11,7 @@ from streamfleet_common.schemas import End
 from streamfleet_producer.cli import options
 from streamfleet_producer.cli.embed import float32s
 from streamfleet_producer.cli.terminal import print_choices, print_json, printable, run
+from streamfleet_producer.cli.worker_watch import WorkerWatch
 
 Timeout = Annotated[
     float | None,
@@ -35,7 +36,8 @@ def result(
 
 async def _result(redis_url: str, queue: str | None, rid: str, limit_s: float | None, json: bool) -> None:
     async with options.open_client(redis_url, queue) as fleet:
-        end = await fleet.result(rid, timeout=limit_s)
+        async with WorkerWatch(fleet):
+            end = await fleet.result(rid, timeout=limit_s)
         if json:
             print_json(_document(end))
         elif len(end.choices) > 1:

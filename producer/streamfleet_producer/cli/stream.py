@@ -18,7 +18,7 @@ from streamfleet_producer.cli.terminal import (
     say,
     stderr,
 )
-from streamfleet_producer.client import Client
+from streamfleet_producer.cli.worker_watch import WorkerWatch
 from streamfleet_producer.ticket import DEADLINE_S, Options
 from streamfleet_producer.token_stream import TokenStream
 
@@ -53,11 +53,11 @@ async def _stream(
     more: Options,
     json: bool,
 ) -> None:
-    async with options.open_client(redis_url, queue) as fleet:
+    opened = options.open_client(redis_url, queue, kind="generate", model=request.model)
+    async with opened as fleet, WorkerWatch(fleet):
         asked_at = time.monotonic()
         try:
             async with fleet.stream(request, idempotency_key=idempotency_key, **more) as tokens:
-                await _warn_of_waiting(fleet)
                 if json:
                     await _as_json(tokens)
                     return
@@ -68,11 +68,6 @@ async def _stream(
             raise
         if stderr().is_terminal:
             _sum_up(tokens.result, first_at - asked_at, time.monotonic() - first_at)
-
-
-async def _warn_of_waiting(fleet: Client) -> None:
-    if not await fleet.models():
-        say(f"no worker serves queue {fleet.queue!r} now: waiting for one (Ctrl-C cancels)", "yellow")
 
 
 async def _as_json(tokens: TokenStream) -> None:

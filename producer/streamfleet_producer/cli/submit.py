@@ -45,7 +45,7 @@ async def _submit(
     more: Options,
     json: bool,
 ) -> None:
-    async with options.open_client(redis_url, queue) as fleet:
+    async with options.open_client(redis_url, queue, kind="generate", model=request.model) as fleet:
         ticket = await fleet.submit(request, idempotency_key=idempotency_key, **more)
         if json:
             print_json({**asdict(ticket), "queue": fleet.queue})

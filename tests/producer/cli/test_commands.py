@@ -212,6 +212,7 @@ def test_several_queues_want_a_choice(redis_url: str) -> None:
         (("cancel", NOBODY), 5, "no such request"),
         (("queues", "--redis-url", "http://here"), 4, "'http://here' is no Redis URL"),
         (("up", "--redis-url", "redis://here", "--port", "1"), 2, "--redis-url"),
+        (("up", "--handler", "a:b", "--model", "m"), 2, "either a model or a handler"),
     ],
 )
 def test_a_refusal_is_one_line_and_a_status(
@@ -335,7 +336,7 @@ def test_waiting_without_a_worker_is_said(redis_url: str) -> None:
     asyncio.run(announce(0))
     env = environment(STREAMFLEET_REDIS_URL=redis_url)
     with running("stream", "hello", env=env) as stream:
-        stream.wait_for("no worker serves queue 'tiny' now: waiting for one (Ctrl-C cancels)")
+        stream.wait_for("waiting: no worker serves queue 'tiny' now; start one, or end with Ctrl-C")
         os.killpg(stream.process.pid, signal.SIGTERM)
 
         assert stream.end()[0] == 143

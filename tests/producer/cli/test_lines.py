@@ -132,6 +132,8 @@ def test_arguments_that_are_no_files_are_the_lines(
         (["nowhere.txt"], "there is no file nowhere.txt"),
         (["in/nowhere.jsonl"], "there is no file in/nowhere.jsonl"),
         (["."], "is a folder"),
+        ([""], "the text is empty"),
+        ([" "], "the text is empty"),
     ],
 )
 def test_what_can_only_be_a_mistake_is_refused(
@@ -149,7 +151,19 @@ def test_a_file_that_is_gone_or_closed_to_us_is_told(tmp_path: Path) -> None:
         read(Lines((), tmp_path))
 
 
+def test_a_file_may_be_named_as_one(tmp_path: Path) -> None:
+    path = tmp_path / "in.txt"
+    path.write_text("a\nb\n")
+    assert texts(Lines.of((), path)) == ["a", "b"]
+    with pytest.raises(InvalidRequest, match="give either --file"):
+        Lines.of(["a"], path)
+
+
 # --- out
+
+FAILED = '{"id": 2, "error": {"code": "too_long", "message": "no"}}\n'
+OLD = f'{{"a": 1}}\n{FAILED}{{"output": {{"error": {{"code": "mine", "message": "kept"}}}}}}\n'
+"""A line that is well, one that failed, one whose answer only looks like that."""
 
 
 def put(path: Path, *records: dict[str, Any], resume: bool = False) -> LineOutput:
@@ -199,3 +213,73 @@ def test_nothing_is_written_over(tmp_path: Path) -> None:
         LineOutput(tmp_path / "no" / "out.jsonl")
     with pytest.raises(InvalidRequest, match="name it with --output"):
         LineOutput(None, resume=True)
+
+
+# --- out, once more where it failed
+
+
+def old_file(folder: Path, torn: str = "") -> Path:
+    path = folder / "out.jsonl"
+    path.write_text(OLD + torn)
+    path.chmod(0o640)
+    return path
+
+
+@pytest.mark.parametrize("torn", ["", '{"a": '])
+def test_lines_that_failed_are_made_anew_in_their_places(tmp_path: Path, torn: str) -> None:
+    path = old_file(tmp_path, torn)
+    output = LineOutput(path, resume=True)
+    assert (output.before, output.failed_before) == (3, 1)
+    first, failed, *rest = [*output.kept(2), *output.kept(3)]
+    kept = rest[0]
+    assert (first, failed, rest[1:]) == (b'{"a": 1}\n', None, [None, None])
+    assert first is not None
+    assert kept is not None
+    output.write([first, {"id": 2, "a": 2}])
+    assert path.read_text() == OLD  # as long as it is not done
+    output.write([kept, {"a": 4}])
+    assert (output.written, output.lines) == (2, 4)
+    wanted = OLD.replace(FAILED, '{"id": 2, "a": 2}\n') + '{"a": 4}\n'
+    assert path.read_text() == wanted
+    output.close()
+    assert path.read_text() == wanted
+    assert path.stat().st_mode & 0o777 == 0o640
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("done", [0, 1, 2])
+def test_what_is_left_early_keeps_all_lines(tmp_path: Path, done: int) -> None:
+    path = old_file(tmp_path)
+    output = LineOutput(path, resume=True)
+    lines: list[bytes | dict[str, Any]] = [line or {"id": 2, "a": 2} for line in output.kept(3)]
+    output.write(lines[:done])
+    output.close()
+    assert path.read_text() == (OLD.replace(FAILED, '{"id": 2, "a": 2}\n') if done == 2 else OLD)
+    assert output.lines == 3
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_link_stays_a_link(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    path = old_file(tmp_path / "there")
+    link = tmp_path / "link.jsonl"
+    link.symlink_to(path)
+    output = LineOutput(link, resume=True)
+    output.write([line or {"a": 2} for line in output.kept(3)])
+    output.close()
+    assert link.is_symlink()
+    assert path.read_text() == OLD.replace(FAILED, '{"a": 2}\n')
+
+
+def test_a_full_disk_costs_nothing_that_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    path = old_file(tmp_path)
+    output = LineOutput(path, resume=True)
+    output.write([b"{}\n", {"a": 2}])
+    monkeypatch.setattr("shutil.copyfileobj", full)
+    with pytest.raises(OSError, match="No space"):
+        output.close()
+    assert path.read_text() == OLD
+    assert list(tmp_path.iterdir()) == [path]

@@ -202,11 +202,42 @@ def test_it_goes_on_where_it_ended(call: Call, redis_url: str, tmp_path: Path) -
         before = whole[: len(whole) // 2].count(b"\n")
         assert [text for request in asked for text in request.texts] == texts[before:]
         asked.clear()
-        assert call("embed", "in.txt", "-o", "some.jsonl", "--resume").exit_code == 0
-        assert asked == []
+        nothing = call("embed", "in.txt", "-o", "some.jsonl", "--resume")
+        assert (nothing.exit_code, asked) == (0, [])
+        assert nothing.stderr == "nothing is left to do: some.jsonl has an answer for every line\n"
         refused = call("embed", "in.txt", "-o", "some.jsonl")
     assert (refused.exit_code, refused.stdout) == (2, "")
     assert "is there already" in refused.stderr
+
+
+def test_lines_that_failed_are_tried_again(call: Call, redis_url: str, tmp_path: Path) -> None:
+    texts = [f"{place}{'x' * (place % 9)}" for place in range(200)]
+    (tmp_path / "in.txt").write_text("\n".join(texts))
+    wrong = {0, 1, 31, 32, 100, 149}
+
+    def half(request: Any) -> dict[str, Any]:
+        if any(texts.index(text) in wrong for text in request.texts):
+            raise GenerationFailed("not today")
+        return vectors(request)
+
+    with played(redis_url, vectors, tasks=TASKS):
+        assert call("embed", "in.txt", "-o", "whole.jsonl", "--text").exit_code == 0
+    arguments = ("embed", "in.txt", "-o", "out.jsonl", "--text", "--resume")
+    with played(redis_url, half, tasks=TASKS):
+        (tmp_path / "out.jsonl").write_text("")
+        first = call(*arguments)
+        assert first.exit_code == 1
+        assert first.stderr.endswith(
+            "6 of 200 lines failed: see their `error`, and --resume tries them again\n"
+        )
+        found = (tmp_path / "out.jsonl").read_bytes().splitlines(keepends=True)
+        (tmp_path / "out.jsonl").write_bytes(b"".join(found[:150]))  # ended before the rest
+        assert call(*arguments).exit_code == 1
+    with played(redis_url, vectors, tasks=TASKS) as asked:
+        again = call(*arguments)
+        assert (again.exit_code, again.stdout, again.stderr) == (0, "", "")
+    assert (tmp_path / "out.jsonl").read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
+    assert [texts.index(text) for request in asked for text in request.texts] == sorted(wrong)
 
 
 def test_an_interrupted_run_says_how_far_it_is(redis_url: str, tmp_path: Path) -> None:
@@ -276,6 +307,11 @@ def test_wrong_usage(call: Call) -> None:
         (["embed", "nowhere.txt"], "there is no file"),
         (["embed", "a", "--resume"], "name it with --output"),
         (["embed", "."], "is a folder"),
+        (["embed", ""], "the text is empty"),
+        (["classify", "a", "-f", "x"], "give either --file"),
+        (["rerank", "q", "-f", "x"], "x cannot be read"),
+        (["call", "h", ""], "the input is no JSON; a text has quotes: '\"a text\"'"),
+        (["call", "h", __file__], f"the input is no JSON but a file: it goes with --file {__file__}"),
         (["call", "h"], "either an input or --file"),
         (["call", "h", "1", "--file", "x"], "either an input or --file"),
         (["call", "h", "1", "--output", "x"], "go with --file"),
@@ -337,7 +373,7 @@ def test_pairs_come_in_json_lines(call: Call, redis_url: str) -> None:
     first, second, third = lines(done.stdout)
     assert first == {"id": 1, "labels": [{"label": "a", "score": 0.75}, {"label": "x", "score": 0.25}]}
     assert [label["label"] for label in second["labels"]] == ["b", "y"]
-    assert third["error"]["message"] == 'the field "pair" is no text'
+    assert third["error"]["message"] == 'line 3: the field "pair" is no text'
     assert asked[0] == ClassifyRequest(texts=["a", "b"], pairs=["x", "y"])
     assert [[label["label"] for label in line["labels"]] for line in lines(both.stdout)] == [
         ["a", "x"],
@@ -491,6 +527,26 @@ def test_an_input_that_does_not_fit_is_refused(call: Call, redis_url: str) -> No
     )
 
 
+@pytest.mark.parametrize(
+    ("schema", "hint"),
+    [
+        (
+            '{"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}',
+            """handler 'any' takes what looks like this: '{"text": "…"}'""",
+        ),
+        ('{"type": "string"}', """handler 'any' takes what looks like this: '"…"'"""),
+        ("", """a text has quotes: '"a text"'"""),
+    ],
+)
+def test_an_input_that_is_no_json_is_told_what_is_wanted(
+    call: Call, redis_url: str, schema: str, hint: str
+) -> None:
+    with played(redis_url, echo, handler=HandlerCard(input_schema=schema), **ANY):
+        done = call("call", "any", "What a lovely day")
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr == f"error: the input is no JSON; {hint}\n"
+
+
 def test_a_handler_is_called_for_each_line(call: Call, redis_url: str, tmp_path: Path) -> None:
     values: list[Any] = [{"n": place} for place in range(100)]
     values[40] = "fail"
@@ -500,6 +556,7 @@ def test_a_handler_is_called_for_each_line(call: Call, redis_url: str, tmp_path:
     with played(redis_url, echo, **ANY):
         done = call("call", "any", "--file", "in.jsonl", "--output", "out.jsonl")
         piped = call("call", "any", "--file", "-", stdin="1\n2\n")
+        blank = call("call", "any", "--file", "-", stdin="1\n\n2\n")
         gone = call("call", "any", "--file", "gone.jsonl")
     assert (done.exit_code, done.stdout) == (1, "")
     assert "2 of 100 lines failed" in done.stderr
@@ -507,6 +564,8 @@ def test_a_handler_is_called_for_each_line(call: Call, redis_url: str, tmp_path:
     assert [place for place, line in enumerate(found) if "error" in line] == [40, 70]
     assert all(found[place] == {"output": values[place]} for place in range(100) if place not in (40, 70))
     assert found[40]["error"] == {"code": "generation_failed", "message": "it fails on this"}
+    assert found[70]["error"] == {"code": "invalid_request", "message": "line 71: the line is no JSON"}
+    assert lines(blank.stdout)[1]["error"]["message"] == "line 2: the line is empty"
     assert piped.stdout == '{"output": 1}\n{"output": 2}\n'
     assert (gone.exit_code, gone.stderr) == (
         2,
@@ -528,6 +587,39 @@ def test_parts_come_as_they_are_made(redis_url: str) -> None:
                 assert await asyncio.to_thread(command.end) == (0, ['{"a": 1}', "null"])
 
     asyncio.run(stream())
+
+
+# --- which queue
+
+
+def test_the_only_queue_that_does_it_is_taken(
+    call: Call, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("STREAMFLEET_QUEUE")
+    with (
+        played(redis_url, vectors, "vectors", tasks=["embed"]),
+        played(redis_url, echo, "here", **ANY),
+        played(redis_url, echo, "there", model="other", tasks=["call"]),
+    ):
+        assert call("embed", "a").exit_code == 0
+        assert call("call", "other", "1").stdout == "1\n"
+        nobody = call("classify", "a")
+        elsewhere = call("call", "other", "1", "--queue", "here")
+        not_here = call("embed", "a", "--queue", "here")
+        nowhere = call("rerank", "q", "a", "--queue", "here", "--json")
+        with played(redis_url, vectors, "more", tasks=["embed"]):
+            two = call("embed", "a")
+    assert (nobody.exit_code, two.exit_code) == (2, 2)
+    assert nobody.stderr.endswith("choose one with --queue (here, there, vectors)\n")
+    assert two.stderr.endswith("choose one with --queue (more, vectors)\n")
+    assert elsewhere.exit_code == 5
+    assert elsewhere.stderr.endswith(f"(asked at {redis_url}; queue 'there' does it)\n")
+    assert not_here.exit_code == 2
+    assert not_here.stderr.startswith("error: queue 'here' does call, not embed: ")
+    assert not_here.stderr.endswith(f"(asked at {redis_url}; queue 'vectors' does it)\n")
+    (error,) = (line["error"] for line in lines(nowhere.stderr))
+    assert error["message"].endswith(f"(asked at {redis_url})")
+    assert error["details"]["feature"] == "rerank"
 
 
 # --- result

@@ -42,13 +42,15 @@ test-all: bootstrap ## every test, the slow ones too
 chaos: bootstrap ## break all there is under a fleet, judge every request (SEED=1 SEEDS=1 REQUESTS=1000)
 	@$(PY) tests/chaos/run.py --seed $(SEED) --seeds $(SEEDS) --requests $(REQUESTS)
 
-bench: bootstrap ## measure throughput and latency (half an hour; first installs vLLM to compare with, 3 GB)
+bench: bootstrap ## measure throughput and latency (an hour; first installs what to compare with, 5 GB)
 	@$(PY) tests/bench/fleet.py
 	@$(PY) tests/bench/fleet.py --aof
 	@$(PY) tests/bench/cost.py
 	@$(PY) tests/bench/generation.py --rounds 2
 	@$(PY) tests/bench/generation.py --check --scale 0.5
 	@$(PY) tests/bench/overhead.py
+	@$(PY) tests/bench/one_shot.py
+	@$(PY) tests/bench/precision.py
 	@$(PY) tests/bench/gpu.py
 
 format: bootstrap ## format the code and sort the imports

@@ -292,6 +292,16 @@ def test_options_out_of_range_are_refused(options: dict[str, Any], words: str) -
     assert words in refused(lambda batch: batch, **options)
 
 
+def test_an_option_that_is_misspelled_is_told_apart() -> None:
+    assert refused(lambda batch: batch, batch_size=4) == (
+        "handler() takes no batch_size: did you mean max_batch_size?"
+    )
+    assert "did you mean context?" in refused(lambda batch: batch, contexts={})
+    assert "handler() takes no gpu: it takes max_batch_size, max_delay_ms, " in refused(
+        lambda batch: batch, gpu=1
+    )
+
+
 def test_the_name_is_bounded() -> None:
     for name in ("", "n" * 201):
         with pytest.raises(ValueError, match="1 to 200 characters"):

@@ -69,22 +69,54 @@ def test_what_is_missing_is_named(folder: Path) -> None:
         f"there is no module 'speech_nowhere', neither in {folder}"
     )
     assert "no module 'speech_nowhere'" in refused("speech_nowhere.inner:shout")
+    assert refused("speech_nowhere:shout").endswith(
+        "among what is installed: start it in the folder of that file"
+    )
     assert f"{name} has no 'shuot'; the handlers there are other, shout" in refused(f"{name}:shuot")
     assert f"{name}:plain is no handler: write @handler(...) above it" in refused(f"{name}:plain")
     assert f"{name}:number is no handler" in refused(f"{name}:number")
 
 
+def test_a_file_in_place_of_a_module_is_told_how_to_write_it(folder: Path) -> None:
+    name = write(folder, "speech_file")
+    (folder / "inner").mkdir()
+
+    right = f"a file, and a module is wanted: write {name}:shout"
+    assert refused(f"{name}.py:shout") == f"{name}.py is {right}"
+    assert refused(f"./{name}.py:shout").endswith(f"a module is wanted: write {name}:shout")
+    assert refused("inner/speech.py:shout").endswith("write speech:shout, and start it in the folder inner")
+    assert refused("/there/speech:shout").endswith("write speech:shout, and start it in the folder /there")
+
+
+def test_a_folder_of_that_name_is_told_from_a_file(folder: Path) -> None:
+    """Python makes a package of it, which has nothing in it."""
+    (folder / "speech_folder").mkdir()
+
+    words = refused("speech_folder:shout")
+    assert words.startswith(
+        f"speech_folder has no 'shout'; what was found is the folder {folder}/speech_folder, "
+    )
+    assert "start it in the folder of that file, or name one that lies in it" in words
+
+
+def test_a_module_without_handlers_is_told_by_its_file(folder: Path) -> None:
+    (folder / "speech_empty.py").write_text("")
+
+    assert refused("speech_empty:shout").endswith(f"there is no handler in {folder}/speech_empty.py")
+    assert refused("sys:shout").endswith("it is built into Python")
+
+
 def test_a_module_that_cannot_be_imported_says_why(folder: Path) -> None:
-    assert "ModuleNotFoundError: No module named 'surely_not_there'" in refused(
-        f"{write(folder, 'speech_needs', 'import surely_not_there')}:shout"
+    assert refused(f"{write(folder, 'speech_needs', 'import surely_not_there')}:shout").endswith(
+        "ModuleNotFoundError: No module named 'surely_not_there' (at speech_needs.py:3)"
     )
     assert "SystemExit: 2" in refused(f"{write(folder, 'speech_exits', 'raise SystemExit(2)')}:shout")
     assert "SyntaxError" in refused(f"{write(folder, 'speech_odd', 'def')}:shout")
     # A fault of the decorator's own, with its words.
     more = '@handler("two")\ndef two(batch: list[str], model): ...'
-    assert "two takes model, and context= has no such name" in refused(
-        f"{write(folder, 'speech_wrong', more)}:shout"
-    )
+    words = refused(f"{write(folder, 'speech_wrong', more)}:shout")
+    assert "two takes model, and context= has no such name" in words
+    assert words.endswith("(at speech_wrong.py:3)")
 
 
 def test_serving_a_handler_takes_no_torch(tmp_path: Path) -> None:

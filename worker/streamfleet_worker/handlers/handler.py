@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ParamSpec, Protocol, TypeVar, cast
+from typing import Any, Never, NoReturn, ParamSpec, Protocol, TypeVar, cast
 
 from streamfleet_common.one_shot import HandlerCard
 from streamfleet_worker.handlers.signature import Signature
@@ -81,6 +82,7 @@ def handler(
     deterministic: bool = False,
     processes: int = 0,
     timeout_s: float | None = None,
+    **unknown: Never,
 ) -> Callable[[Callable[P, R_co]], Handled[P, R_co]]:
     """Make a handler of a function, which stays the function that it was.
 
@@ -101,10 +103,13 @@ def handler(
             answers may be kept.
         processes: run it in so many processes of its own; 0 is the worker's own, on the engine's thread.
         timeout_s: a batch that takes longer fails, and its process is ended. Only with `processes`.
+        **unknown: refused.
 
     Raises:
         TypeError, ValueError: it makes no handler, and why.
     """
+    for word in unknown:
+        _refuse_unknown(word)
     given: Any = name
     if not isinstance(given, str):
         raise TypeError('a handler has a name: write @handler("sentiment")')
@@ -148,6 +153,13 @@ def handler(
         return made
 
     return make
+
+
+def _refuse_unknown(word: str) -> NoReturn:
+    options = [name for name in inspect.signature(handler).parameters if name not in ("name", "unknown")]
+    close = difflib.get_close_matches(word, options, n=1)
+    advice = f"did you mean {close[0]}?" if close else f"it takes {', '.join(options)}"
+    raise TypeError(f"handler() takes no {word}: {advice}")
 
 
 def _check_within(name: str, value: float, least: float, most: float) -> None:

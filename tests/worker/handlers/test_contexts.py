@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,12 @@ from streamfleet_common.errors import BrokerUnavailable, ModelLoadFailed
 from streamfleet_worker import handler
 
 Serve = Callable[..., ServedHandler]
+
+
+def here(function: Callable[..., Any]) -> str:
+    """Where a function's second line is, and the function, as a log says it."""
+    code = function.__code__
+    return f"{code.co_filename.removeprefix(f'{Path.cwd()}/')}:{code.co_firstlineno + 1} in {code.co_name})"
 
 
 def echo(batch: list[str], **contexts: Any) -> list[str]:
@@ -87,9 +94,9 @@ def test_one_that_fails_is_named_and_those_before_it_are_cleaned_up() -> None:
         yield from ()
 
     for factory, words in (
-        (library_that_exits, "SystemExit: no licence"),
-        (no_broker, "BrokerUnavailable: no Redis"),
-        (no_file, "FileNotFoundError: weights.bin"),
+        (library_that_exits, f"SystemExit: no licence (at {here(library_that_exits)}"),
+        (no_broker, f"BrokerUnavailable: no Redis (at {here(no_broker)}"),
+        (no_file, f"FileNotFoundError: weights.bin (at {here(no_file)}"),
         (yields_nothing, "TypeError: it yields nothing"),
     ):
         said: list[str] = []

@@ -126,6 +126,7 @@ def test_an_output_that_is_none_fails_one_call(serve: Serve) -> None:
         "d": None,
         "e": END,
         "f": {"label": "f", "score": float("nan")},
+        "g": {"label": "g"},
     }
 
     @handler("h")
@@ -134,11 +135,29 @@ def test_an_output_that_is_none_fails_one_call(serve: Serve) -> None:
 
     ends = serve(predict.handler).ask(*given)
 
-    assert [end.state for end in ends] == ["done", "failed", "done", "failed", "failed", "failed"]
+    assert [end.state for end in ends] == ["done", "failed", "done", *["failed"] * 4]
     assert told(ends[0]) == {"label": "x", "score": 0.5}
-    assert told(ends[1]).startswith("handler 'h' gave an output that is none: score: ")
+    fit = "handler 'h' gave an output that does not fit Mood: "
+    assert told(ends[1]) == f"{fit}score should be less than or equal to 1"
     assert told(ends[2]) == {"label": "z", "score": 1.0}
+    assert told(ends[3]) == f"{fit}the output should be a valid dictionary or instance of Mood"
     assert "which is for handlers that yield" in told(ends[4])
+    assert told(ends[6]) == f"{fit}score is missing"
+
+
+def test_one_place_is_not_told_as_many(serve: Serve) -> None:
+    @handler("h")
+    def predict(batch: list[str]) -> list[str]:
+        return cast("list[str]", np.array(batch) if batch == ["array"] else [])
+
+    served = serve(predict.handler)
+
+    (array,), (none,) = served.ask("array"), served.ask("none")
+    assert told(array) == (
+        "handler 'h' returned ndarray: "
+        "a list with 1 place is wanted, one for each input (.tolist() makes one)"
+    )
+    assert told(none) == "handler 'h' returned 0 places for 1 input: one is wanted for each, in their order"
 
 
 def test_an_output_that_no_result_holds_fails_one_call(serve: Serve) -> None:

@@ -90,7 +90,7 @@ def test_outcomes_are_those_of_the_thread(serve: Serve) -> None:
     assert ends[0].outputs == ([1.5, None, {"a": "b"}],)
     assert told(ends[1]) == "handler 'act' failed on this input: ValueError: no"
     assert ends[2].retry_after_s == 2.5
-    assert told(ends[3]).startswith("handler 'act' gave an output that is none")
+    assert told(ends[3]).startswith("handler 'act' gave an output that does not fit JSON: object is no JSON")
     assert told(ends[4]) is None
 
     ends = served.ask({"value": 1}, {"do": "raise"}, {"do": "memory"}, {"value": 2})

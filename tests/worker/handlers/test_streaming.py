@@ -125,14 +125,15 @@ def test_an_item_fails_alone_amid_its_parts(serve: Serve) -> None:
     assert [end.state for end in ends] == ["done", "failed", "failed", "failed", "done"]
     assert ends[0].outputs == ends[4].outputs == ("1", "2", "3")
     assert told(ends[1]) == "handler 'h' failed on this input: ValueError: bad"
-    assert told(ends[2]).startswith("handler 'h' gave an output that is none: ")
+    words = "handler 'h' gave an output that does not fit str: the output should be a valid string"
+    assert told(ends[2]) == words
     assert ends[3].retry_after_s == 2.0
 
 
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        (["a"], "handler 'h' yielded 1 places for 3 inputs: one is wanted for each, in their order"),
+        (["a"], "handler 'h' yielded 1 place for 3 inputs: one is wanted for each, in their order"),
         ("abc", "handler 'h' yielded str: a list with 3 places is wanted, one for each input"),
         (None, "handler 'h' yielded NoneType: a list with 3 places is wanted, one for each input"),
     ],

@@ -93,6 +93,9 @@ def test_values_of_numpy_become_plain_ones() -> None:
         (int, np.int64(3), 3),
         (str, np.str_("a"), "a"),
         (list[float], [np.float32(1.5)], [1.5]),
+        (list[float], np.array([1.5, 2], dtype=np.float32), [1.5, 2.0]),
+        (list[list[float]], np.eye(2), [[1.0, 0.0], [0.0, 1.0]]),
+        (list[int], np.array([3]), [3]),
     ):
         plain, _ = ValueType(annotation).write(value)
         assert plain == wanted
@@ -113,19 +116,24 @@ def test_models_and_the_like_become_maps_of_their_own() -> None:
     }
 
 
-@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
-def test_numbers_that_json_does_not_have_are_refused(number: float) -> None:
+@pytest.mark.parametrize(
+    ("number", "name"), [(math.nan, "NaN"), (math.inf, "infinite"), (-math.inf, "infinite")]
+)
+def test_numbers_that_json_does_not_have_are_refused(number: float, name: str) -> None:
     # pydantic itself makes null of some of them.
-    for annotation, value in (
-        (float, number),
-        (list[float], [1.0, number]),
-        (Any, number),
-        (Any, {"a": [None, number]}),
-        (Loose, Loose(value=number)),
-        (Loose, Loose(value=[(number,)])),
-        (Loose, Loose(value=None, other=number)),
+    for annotation, value, place in (
+        (float, number, "the output"),
+        (list[float], [1.0, number], "1"),
+        (list[float | str], ["a", number], "1"),
+        (list[list[float]], [[1.0], [2.0, number]], "1.1"),
+        (Any, number, "the output"),
+        (Any, [1, number], "1"),
+        (Any, {"a": [None, number]}, "a.1"),
+        (Loose, Loose(value=number), "value"),
+        (Loose, Loose(value=[(number,)]), "value.0.0"),
+        (Loose, Loose(value=None, other=number), "autre"),
     ):
-        assert "finite number" in fault(annotation, value) or "not finite" in fault(annotation, value)
+        assert fault(annotation, value) == f"{place} is {name}, and JSON has no such number"
     assert ValueType(Any).write([None, 1.0])[0] == [None, 1.0]
 
 
@@ -141,6 +149,60 @@ def test_what_is_not_of_the_type_is_refused_without_being_told() -> None:
         words = fault(annotation, value)
         assert words
         assert "secret" not in words
+
+
+def test_what_is_wrong_is_said_of_the_output() -> None:
+    assert fault(Pair, {"left": 1}) == "right is missing"
+    assert fault(int, "x") == ("the output should be a valid integer, unable to parse string as an integer")
+    assert fault(list[Pair], [{"left": 1}, 5]).startswith("0.right is missing; 1 should be ")
+    assert fault(dict[str, float], {"Input should ": "x"}).startswith(
+        "Input should  should be a valid number"
+    )
+
+
+def test_what_pydantic_knows_nothing_of_is_told_with_what_to_write() -> None:
+    for value, words in (
+        (np.float32(1), "numpy.float32 is no JSON value: write float(x), or annotate the output"),
+        (np.uint8(1), "numpy.uint8 is no JSON value: write int(x), or annotate the output"),
+        ({"a": np.bool_(True)}, "numpy.bool is no JSON value: write bool(x), or annotate the output"),
+        ([np.zeros(2)], "numpy.ndarray is no JSON value: write x.tolist(), or annotate the output"),
+        (object(), "object is no JSON value: annotate the output, with a type that pydantic knows"),
+    ):
+        assert fault(Any, value) == words
+
+
+def test_a_type_is_named_as_it_is_written() -> None:
+    class Local(BaseModel):
+        value: int
+
+    for annotation, name in (
+        (Any, "JSON"),
+        (int, "int"),
+        (Pair, "Pair"),
+        (Local, "Local"),
+        (list[Local], "list[Local]"),
+        (dict[str, float | None], "dict[str, float | None]"),
+    ):
+        assert ValueType(annotation).name == name
+
+
+def test_what_is_plain_already_is_written_as_all_else_is() -> None:
+    """Values of plain types take a shorter way, to the same end."""
+    kept = [1, 2]
+    for annotation, value, wanted in (
+        (str, "a", "a"),
+        (str | None, None, None),
+        (bool, True, True),
+        (float, 1, 1.0),
+        (list[float | None], [1, None], [1.0, None]),
+        (list[str | int], ["a", 1], ["a", 1]),
+        (list[list[int]], ([1], (2,)), [[1], [2]]),
+        (Any, (1, "a"), [1, "a"]),
+        (Any, kept, [1, 2]),
+    ):
+        plain, size = ValueType(annotation).write(value)
+        assert (plain, type(plain), size) == (wanted, type(wanted), len(msgpack.packb(wanted)))
+        assert plain is not kept
 
 
 def test_what_the_wire_cannot_carry_is_refused() -> None:

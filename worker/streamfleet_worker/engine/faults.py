@@ -66,7 +66,12 @@ def failure_of(error: Exception, place: int | None = None) -> StreamfleetError:
 
 
 def place_of(error: Exception) -> str:
-    """Its kind and where it was raised: what a log may have of it, since its words may quote a request."""
+    """Its kind and where it was raised: what a log may have of it, since its words may quote a request.
+
+    No place of one of ours, which was made on purpose: whoever made it of another has told that one's place.
+    """
+    if isinstance(error, StreamfleetError):
+        return type(error.__cause__ or error).__name__
     frames = traceback.extract_tb(error.__traceback__)
     where = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
     return f"{type(error).__name__}{where}"

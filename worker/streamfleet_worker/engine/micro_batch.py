@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from streamfleet_common.errors import GenerationFailed
+from streamfleet_common.errors import GenerationFailed, StreamfleetError
 from streamfleet_common.schemas import Request
 from streamfleet_worker.engine.answer_cache import AnswerCache
 from streamfleet_worker.engine.asked import Asked, Shared
@@ -48,6 +48,8 @@ class _Trial:
     """Items that are still to be tried, or running."""
     good: int = 0
     """Items that have come to their end."""
+    was_told: bool = False
+    """The log has it that it failed."""
 
 
 @dataclass(eq=False, slots=True)
@@ -339,7 +341,10 @@ class MicroBatchEngine:
             # To be asked to come again is no sign of ruin.
             self._tried(trial, len(items), len(items) if isinstance(error, RetryLater) else 0)
             return
-        log.warning("a batch of %d failed, and is tried in halves: %s", len(items), place_of(error))
+        # Once a batch, and of an error of ours whoever has made it of another has told.
+        level = logging.DEBUG if trial.was_told or isinstance(error, StreamfleetError) else logging.WARNING
+        trial.was_told = True
+        log.log(level, "a batch of %d failed, and is tried in halves: %s", len(items), place_of(error))
         middle = len(items) // 2
         self._halves.extendleft([(items[middle:], trial), (items[:middle], trial)])
 

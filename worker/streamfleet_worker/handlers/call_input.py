@@ -18,6 +18,7 @@ class CallInput:
     Args:
         text: the JSON.
         kind: what it is read as.
+        was_given: it is one of a batch that has failed, and runs again.
 
     Raises:
         ValidationError: it is no such input.
@@ -25,12 +26,22 @@ class CallInput:
 
     __slots__ = ("_kind", "_value", "text")
 
-    def __init__(self, text: bytes, kind: ValueType) -> None:
+    def __init__(self, text: bytes, kind: ValueType, *, was_given: bool = False) -> None:
         self.text = text
         self._kind = kind
-        self._value = kind.read(text)
+        self._value = _GIVEN if was_given else kind.read(text)
+
+    @property
+    def was_given(self) -> bool:
+        """Whether it has been taken before."""
+        return self._value is _GIVEN
 
     def take(self) -> Any:
         """The object, which is the taker's own."""
         value, self._value = self._value, _GIVEN
         return self._kind.read(self.text) if value is _GIVEN else value
+
+    def take_text(self) -> bytes:
+        """The JSON, for a taker elsewhere."""
+        self._value = _GIVEN
+        return self.text

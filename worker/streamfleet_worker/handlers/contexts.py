@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import logging
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 from streamfleet_common.errors import ModelLoadFailed
 from streamfleet_worker.handlers.handler import Handler
 from streamfleet_worker.handlers.stepped_iterator import SteppedIterator
+from streamfleet_worker.handlers.user_code import place_of, trace_of
+
+log = logging.getLogger(__name__)
 
 
 class Contexts:
@@ -35,8 +39,10 @@ class Contexts:
             except BaseException as error:
                 with contextlib.suppress(Exception):
                     self.close()
+                kind, place = type(error).__name__, place_of(error, handler.function)
+                log.error("context %r of %s raised %s:%s", name, handler, kind, trace_of(error))
                 raise ModelLoadFailed(
-                    f"context {name!r} of {handler} could not be built: {type(error).__name__}: {error}"
+                    f"context {name!r} of {handler} could not be built: {kind}: {error} (at {place})"
                 ) from error
 
     def close(self) -> None:

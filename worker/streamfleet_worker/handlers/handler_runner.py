@@ -48,15 +48,16 @@ class HandlerRunner:
     def launch(self, batch: ItemBatch) -> Running:
         """Begin a batch of `CallInput`s. Raises as `named` does."""
         outcomes = Outcomes(self._handler, len(batch.values))
-        with named(self._handler):  # a type may read its values with code of the user's
+        again = any(value.was_given for value in batch.values)
+        with named(self._handler, again=again):  # a type may read its values with code of the user's
             inputs = [value.take() for value in batch.values]
         if not self._handler.signature.streams:
-            job = Job(partial(self._compute, inputs, outcomes))
+            job = Job(partial(self._compute, inputs, outcomes, again))
             self._thread.put(job)
             return Called(job)
-        given = self._thread.call(partial(self._begin, inputs))
+        given = self._thread.call(partial(self._begin, inputs, again))
         if hasattr(given, "__next__"):
-            return _Yielding(self._handler, self._thread, given, outcomes)
+            return _Yielding(self._handler, self._thread, given, outcomes, again)
         fault = f"gave {type(given).__name__}, and is said to yield lists"
         return Computed(lambda: outcomes.failure(fault))
 
@@ -87,16 +88,16 @@ class HandlerRunner:
         with contextlib.closing(self._runner):
             self._contexts.close()
 
-    def _compute(self, inputs: list[Any], outcomes: Outcomes) -> list[Outcome]:
-        with named(self._handler):
+    def _compute(self, inputs: list[Any], outcomes: Outcomes, again: bool) -> list[Outcome]:
+        with named(self._handler, again=again):
             given = self._call(inputs)
             if inspect.isawaitable(given):
                 given = self._runner.run(awaited(given))
         # Here, since the next batch may change what this one gave: a buffer that is used again, say.
         return outcomes.result(given)
 
-    def _begin(self, inputs: list[Any]) -> Any:
-        with named(self._handler):
+    def _begin(self, inputs: list[Any], again: bool) -> Any:
+        with named(self._handler, again=again):
             given = self._call(inputs)
         if hasattr(given, "__anext__") and hasattr(given, "aclose"):
             return SteppedIterator(self._runner, given)
@@ -113,9 +114,9 @@ class _Yielding:
     is_ready = True
 
     def __init__(
-        self, handler: Handler, thread: HandlerThread, steps: Iterator[Any], outcomes: Outcomes
+        self, handler: Handler, thread: HandlerThread, steps: Iterator[Any], outcomes: Outcomes, again: bool
     ) -> None:
-        self._handler = handler
+        self._named = partial(named, handler, again=again)
         self._thread = thread
         self._steps = steps
         self._outcomes = outcomes
@@ -134,14 +135,14 @@ class _Yielding:
             self._thread.call(self._close)
 
     def _next(self) -> tuple[Any] | None:
-        with named(self._handler):
+        with self._named():
             try:
                 return (next(self._steps),)
             except StopIteration:
                 return None
 
     def _close(self) -> None:
-        with named(self._handler):
+        with self._named():
             close = getattr(self._steps, "close", None)
             if close is not None:
                 close()

@@ -13,6 +13,7 @@ from streamfleet_worker.engine.faults import is_out_of_memory, words_of
 from streamfleet_worker.engine.item import Done, Outcome, Part, RetryLater
 from streamfleet_worker.handlers.handler import Handler
 from streamfleet_worker.handlers.marks import END
+from streamfleet_worker.handlers.user_code import place_of
 
 MAX_OUTPUT_BYTES = MAX_RESULT_BYTES - 64 * 1024
 """Of one item's outputs together; the rest of a result is the end's own."""
@@ -30,8 +31,10 @@ class Outcomes:
 
     def __init__(self, handler: Handler, n: int) -> None:
         self._handler = handler
+        self._output = handler.signature.output
         self._left = [MAX_OUTPUT_BYTES] * n
         self._open = [True] * n
+        self._was_told = False
 
     @property
     def is_over(self) -> bool:
@@ -69,9 +72,16 @@ class Outcomes:
     def _fault(self, given: Any, verb: str) -> str | None:
         wanted = len(self._open)
         if not isinstance(given, list | tuple):
-            return f"{verb} {type(given).__name__}: a list with {wanted} places is wanted, one for each input"
+            advice = " (.tolist() makes one)" if hasattr(given, "tolist") else ""
+            return (
+                f"{verb} {type(given).__name__}: a list with {_number(wanted, 'place')} is wanted, "
+                f"one for each input{advice}"
+            )
         if len(given) != wanted:
-            return f"{verb} {len(given)} places for {wanted} inputs: one is wanted for each, in their order"
+            return (
+                f"{verb} {_number(len(given), 'place')} for {_number(wanted, 'input')}: "
+                "one is wanted for each, in their order"
+            )
         return None
 
     def _next(self, place: int, value: Any) -> Outcome:
@@ -97,11 +107,16 @@ class Outcomes:
         if value is END:
             return GenerationFailed(f"{self._handler} returned END, which is for handlers that yield")
         try:
-            plain, size = self._handler.signature.output.write(value)
+            plain, size = self._output.write(value)
         except ValueError as error:
-            return GenerationFailed(f"{self._handler} gave an output that is none: {words_of(error)}")
+            if error.__cause__ is not None:
+                self._tell(error.__cause__)
+            return GenerationFailed(
+                f"{self._handler} gave an output that does not fit {self._output.name}: {words_of(error)}"
+            )
         except Exception as error:  # noqa: BLE001  a validator or serializer that somebody wrote
             kind = type(error).__name__
+            self._tell(error)
             return GenerationFailed(
                 f"{self._handler} gave an output that cannot be told: {kind}: {words_of(error)}"
             )
@@ -113,10 +128,19 @@ class Outcomes:
             )
         return (plain,)
 
+    def _tell(self, error: BaseException) -> None:
+        """Once a batch, of which each item may come to the same."""
+        _log(logging.DEBUG if self._was_told else logging.WARNING, self._handler, error)
+        self._was_told = True
+
 
 @contextmanager
-def named(handler: Handler) -> Iterator[None]:
-    """Let out what a handler raises, under its name.
+def named(handler: Handler, *, again: bool = False) -> Iterator[None]:
+    """Let out what a handler raises, under its name, and say where that is in its author's code.
+
+    Args:
+        handler: whose code runs.
+        again: it runs on a part of a batch that has failed, of which enough has been said.
 
     Raises:
         StreamfleetError, RetryLater: as the handler raises it.
@@ -128,11 +152,7 @@ def named(handler: Handler) -> Iterator[None]:
         raise
     # Also what is no Exception: SystemExit, or a cancellation, would end the thread and with it the worker.
     except BaseException as error:
-        trace = error.__traceback__
-        while trace is not None and trace.tb_next is not None:
-            trace = trace.tb_next
-        place = "?" if trace is None else f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"
-        log.warning("%s raised %s at %s", handler, type(error).__name__, place)
+        _log(logging.DEBUG if again else logging.WARNING, handler, error)
         if isinstance(error, Exception) and is_out_of_memory(error):
             raise
         raise GenerationFailed(f"{handler} failed: {type(error).__name__}: {words_of(error)}") from error
@@ -141,7 +161,20 @@ def named(handler: Handler) -> Iterator[None]:
 def _of_item(handler: Handler, error: BaseException) -> Exception:
     if isinstance(error, StreamfleetError | RetryLater):
         return error
-    return GenerationFailed(
+    if error.__traceback__ is not None:  # raised and caught, and may be one that nobody expected
+        _log(logging.INFO, handler, error)
+    failure = GenerationFailed(
         f"{handler} failed on this input: {type(error).__name__}: {words_of(error)}",
         retryable=is_out_of_memory(error),
     )
+    failure.__cause__ = error
+    return failure
+
+
+def _log(level: int, handler: Handler, error: BaseException) -> None:
+    place = place_of(error, handler.function)
+    log.log(level, "%s raised %s at %s", handler, type(error).__name__, place)
+
+
+def _number(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

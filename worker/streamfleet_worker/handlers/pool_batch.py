@@ -15,12 +15,14 @@ class PoolBatch:
     Args:
         number: its own among those of the pool.
         texts: its inputs as JSON.
+        again: it is a part of a batch that has failed.
         ring: has those who keep the processes look at it.
     """
 
-    def __init__(self, number: int, texts: list[bytes], ring: Callable[[], None]) -> None:
+    def __init__(self, number: int, texts: list[bytes], again: bool, ring: Callable[[], None]) -> None:
         self.number = number
         self.texts = texts
+        self.again = again
         self.closed = threading.Event()
         """Nobody wants the rest of it."""
         self._ring = ring

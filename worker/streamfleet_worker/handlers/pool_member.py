@@ -170,6 +170,8 @@ class PoolMember:
                 elif not isinstance(error, TimeoutError):
                     how = f"{self._how()} in this batch"
                 failure = GenerationFailed(f"the process of {self._handler} {how}")
+                level = logging.DEBUG if batch.again or self._closing.is_set() else logging.WARNING
+                log.log(level, "%s", failure)
                 failure.__cause__ = error
                 batch.put(failure)
                 self._work.told()
@@ -188,7 +190,7 @@ class PoolMember:
         limit_s = self._handler.timeout_s
         until = None if limit_s is None else time.monotonic() + limit_s
         try:
-            pipe.send(["run", batch.number, batch.texts], until)
+            pipe.send(["run", batch.number, batch.texts, batch.again], until)
         except ValueError as error:
             batch.put(GenerationFailed(f"{self._handler}: {error}"))
             self._work.told()

@@ -17,7 +17,6 @@ from typing import Any
 from streamfleet_common.errors import StreamfleetError
 from streamfleet_worker.engine.item import ItemBatch, Progress
 from streamfleet_worker.handlers.call_input import CallInput
-from streamfleet_worker.handlers.handler import Handler
 from streamfleet_worker.handlers.handler_runner import HandlerRunner
 from streamfleet_worker.handlers.loading import load
 from streamfleet_worker.handlers.pipe import Pipe
@@ -47,16 +46,16 @@ class PoolProcess:
             return 1
         self._pipe.send(["ready"])
         while (order := self._orders.get()) is not None:
-            number, texts = order
+            number, texts, again = order
             try:
-                self._serve(handler, runner, number, texts)
+                values = [CallInput(text, handler.signature.input, was_given=again) for text in texts]
+                self._serve(runner, number, values)
             except Exception as error:  # noqa: BLE001  the batch as a whole has failed
                 self._pipe.send(["failed", number, to_report(error)])
         runner.close()
         return 0
 
-    def _serve(self, handler: Handler, runner: HandlerRunner, number: int, texts: list[bytes]) -> None:
-        values = [CallInput(text, handler.signature.input) for text in texts]
+    def _serve(self, runner: HandlerRunner, number: int, values: list[CallInput]) -> None:
         running = runner.launch(ItemBatch(values))
         device_s = 0.0
         while True:
@@ -64,7 +63,7 @@ class PoolProcess:
             device_s += progress.device_s
             if not progress.ended and self._unwanted >= number:
                 running.close()
-                progress = Progress([None] * len(texts))
+                progress = Progress([None] * len(values))
             if progress.ended or any(outcome is not None for outcome in progress.outcomes):
                 reports = [to_report(outcome) for outcome in progress.outcomes]
                 self._pipe.send(["news", number, reports, progress.ended, device_s])
@@ -78,8 +77,8 @@ class PoolProcess:
         try:
             while True:
                 match self._pipe.receive():
-                    case ["run", number, texts]:
-                        self._orders.put([number, texts])
+                    case ["run", number, texts, again]:
+                        self._orders.put([number, texts, again])
                     case ["close", number]:
                         self._unwanted = number
                     case ["stop"]:

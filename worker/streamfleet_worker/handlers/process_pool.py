@@ -67,7 +67,9 @@ class ProcessPool:
 
         One that no process is left for fails by its `advance`.
         """
-        running = PoolBatch(next(self._numbers), [value.text for value in batch.values], self._ring)
+        again = any(value.was_given for value in batch.values)
+        texts = [value.take_text() for value in batch.values]
+        running = PoolBatch(next(self._numbers), texts, again, self._ring)
         with self._changed:
             self._waiting.append(running)
         self._ring()

@@ -101,7 +101,7 @@ def handler(
             Without, all items of the batch fail.
         deterministic: equal inputs have equal outputs: those that wait together are computed once, and
             answers may be kept.
-        processes: run it in so many processes of its own; 0 is the worker's own, on the engine's thread.
+        processes: run it in so many processes of its own; 0 is the worker's own, on one thread of it.
         timeout_s: a batch that takes longer fails, and its process is ended. Only with `processes`.
         **unknown: refused.
 

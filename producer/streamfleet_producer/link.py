@@ -11,7 +11,6 @@ from typing import Any, Protocol
 from streamfleet_common.broker import Broker
 from streamfleet_common.connections import Connections
 from streamfleet_common.errors import (
-    BrokerUnavailable,
     Cancelled,
     Conflict,
     QueueFull,
@@ -31,6 +30,8 @@ from streamfleet_producer.watch import Watch
 
 CLOSE_S = 5.0
 """How long a client that is closed tries to send what it still has to say."""
+LEAVE_S = 1.0
+"""How long whoever leaves a stream waits until its request is cancelled."""
 SILENCE_S = 3.0
 GRACE_S = 5.0
 OUTAGE_S = 30.0
@@ -222,9 +223,13 @@ class Link:
             return [found for rid in rids for found in await self._records([rid])]
 
     async def cancel_quietly(self, rid: str) -> None:
-        """Cancel a request that nobody waits for any more. What stops that is no longer of interest."""
-        with contextlib.suppress(BrokerUnavailable):
-            await asyncio.shield(self.cancels.put(rid))
+        """Cancel a request that nobody waits for any more. What stops that is no longer of interest.
+
+        If Redis is away it is tried on in the background after `LEAVE_S`.
+        """
+        cancelling = self.cancels.put(rid)
+        cancelling.add_done_callback(lambda done: done.cancelled() or done.exception())
+        await asyncio.wait([cancelling], timeout=LEAVE_S)
 
     async def _sweep(self, asked: Sequence[None]) -> Sequence[None]:
         await self.broker.sweep(lazy=True)

@@ -568,6 +568,19 @@ async def test_closing_a_client_does_not_wait_for_redis(
             await running
 
 
+async def test_leaving_a_stream_does_not_wait_for_redis(
+    redis_url: str, server: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link_module, "LEAVE_S", 0.05)
+    async with HandWorker(redis_url) as worker, Client(redis_url, queue="q") as fleet:
+        await worker.announce()
+        async with asyncio.timeout(5):  # a call's own budget is ten seconds
+            async with fleet.stream(REQUEST):
+                await worker.take()
+                server.stop()
+        await fleet.close(within_s=0.05)
+
+
 def test_no_such_names(redis_url: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         Client(redis_url, queue="a b", tenant="ä")

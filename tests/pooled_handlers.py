@@ -38,6 +38,7 @@ def act(item: dict[str, Any]) -> Any:
         "hang": lambda: [mark("hangs"), signal.sigwait([signal.SIGUSR1])],
         # Years, for all of which the interpreter is held.
         "hold": lambda: [mark("hangs"), re.match(r"(a+)+$", "a" * 60 + "b")],
+        "fill": lambda: "x" * item["value"],
         "retry": lambda: Retry(2.5),
         "error": lambda: ValueError("no"),
         "invalid": object,
@@ -114,13 +115,7 @@ def fatal() -> None:
     os._exit(7)
 
 
-@handler("act", processes=2, context={"model": fatal})
+@handler("act", processes=1, context={"model": fatal})
 def doomed(batch: list[dict[str, Any]], model: None) -> list[Any]:
     """Never runs."""
     return batch
-
-
-@handler("large", max_batch_size=4, processes=1)
-def large(batch: list[int]) -> list[str]:
-    """So many letters."""
-    return ["x" * size for size in batch]

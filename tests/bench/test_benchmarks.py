@@ -69,6 +69,7 @@ def test_bytes_and_cost_of_open_requests_are_measured() -> None:
         assert 200 < row["queued_bytes"] < row["running_bytes"]
 
 
+@pytest.mark.slow
 def test_the_cost_of_text_is_measured_for_each_way() -> None:
     rows = found("detokenizer.py", "--tokens", "40", "--rounds", "1")
 
@@ -137,6 +138,7 @@ def test_the_forward_alone_is_measured_at_a_full_batch(model: str) -> None:
     assert round_["seconds"] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_the_overhead_of_a_step_is_measured_with_and_without_a_worker(model: str) -> None:
     arguments = ("--rows", "4", "--tokens", "100", "--batches", "2", "--top", "99")
@@ -150,12 +152,14 @@ def test_the_overhead_of_a_step_is_measured_with_and_without_a_worker(model: str
     assert worker["event_loop_cpu_ms"] > 0
 
 
+@pytest.mark.slow
 def test_without_a_gpu_its_benchmark_says_so() -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
     assert "there is no GPU" in run("gpu.py")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_the_benchmark_of_a_gpu_proves_the_same_on_a_cpu(model: str) -> None:
     arguments = ("--device", "cpu", "--batch", "2", *FEW)

@@ -178,8 +178,9 @@ async def test_a_cancelled_call_leaves_no_reply_for_the_next(lossy: Broker, prox
         call.cancel()
     await asyncio.gather(*calls, return_exceptions=True)
     proxy.is_mute = False
-    # The first shows that answers are missing: it is repeated over a new connection.
-    assert (await lossy.submit([submission()]))[0].outcome == "duplicate"
+    # The first shows that answers are missing, unless that was noticed before: it is repeated over a new
+    # connection then.
+    assert (await lossy.submit([submission()]))[0].outcome in ("duplicate", "accepted")
     for _ in range(20):
         assert (await lossy.submit([submission()]))[0].outcome == "accepted"
         assert await lossy.status([RID], "default") == [None]

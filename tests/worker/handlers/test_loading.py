@@ -94,9 +94,9 @@ def test_a_folder_of_that_name_is_told_from_a_file(folder: Path) -> None:
 
     words = refused("speech_folder:shout")
     assert words.startswith(
-        f"speech_folder has no 'shout'; what was found is the folder {folder}/speech_folder, "
+        f"speech_folder has no 'shout'; what was found is a folder of that name, {folder}/speech_folder, "
     )
-    assert "start it in the folder of that file, or name one that lies in it" in words
+    assert "start it in the folder of the file that is meant, or name a file in that folder" in words
 
 
 def test_a_module_without_handlers_is_told_by_its_file(folder: Path) -> None:

@@ -189,6 +189,18 @@ def test_a_batch_over_the_bound_of_a_message_runs_in_halves(
     assert pool_of(served).pids == pids
 
 
+def test_a_batch_that_raises_there_is_told_once(serve: Serve, capfd: pytest.CaptureFixture[str]) -> None:
+    served = serve_pool(serve, "later")
+
+    ends = served.ask({"value": 1}, {"value": 2}, {"value": 3}, {"do": "raise"})
+
+    assert [end.state for end in ends] == ["done"] * 3 + ["failed"]
+    line = pooled_handlers._raise.__code__.co_firstlineno + 1
+    told_of = [one for one in capfd.readouterr().err.splitlines() if "handler 'act' raised" in one]
+    assert len(told_of) == 1
+    assert told_of[0].endswith(f"pooled_handlers.py:{line} in _raise")
+
+
 # --- when they die ----------------------------------------------------------------------------
 
 

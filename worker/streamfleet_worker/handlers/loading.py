@@ -90,6 +90,6 @@ def _there(module: ModuleType) -> str:
         return "it is built into Python"
     # Python makes a package of any folder where it finds no file of that name.
     return (
-        f"what was found is the folder {folders}, which is no file: start it in the folder of that file, "
-        f"or name one that lies in it, as in {module.__name__}.FILE:FUNCTION"
+        f"what was found is a folder of that name, {folders}, without __init__.py: start it in the folder of "
+        f"the file that is meant, or name a file in that folder, as in {module.__name__}.FILE:FUNCTION"
     )

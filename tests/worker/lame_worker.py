@@ -15,7 +15,7 @@ from streamfleet_common.errors import ModelLoadFailed
 from streamfleet_common.schemas import Request
 from streamfleet_common.settings import read
 from streamfleet_worker import process as program
-from streamfleet_worker import supervisor_process, worker
+from streamfleet_worker import engines, supervisor_process, worker
 from streamfleet_worker.engine.base import Engine, Step
 from streamfleet_worker.engine.scripted import Script, ScriptedEngine
 from streamfleet_worker.engines import SEQUENCES
@@ -76,7 +76,7 @@ def crashing(_: WorkerSettings) -> Callable[[], Engine]:
 
 
 if __name__ == "__main__":
-    program.builder = globals()[sys.argv[1]]
+    engines.builder = globals()[sys.argv[1]]
     settings = read(WorkerSettings)
     if settings.workers:
         sys.exit(supervisor_process.main(settings, [sys.executable, *sys.argv]))

@@ -18,8 +18,7 @@ from streamfleet_common.broker import Broker
 from streamfleet_common.connections import Connections
 from streamfleet_common.errors import BrokerUnavailable, StreamfleetError
 from streamfleet_common.settings import Durability, misspelled
-from streamfleet_worker import interpreter, logs
-from streamfleet_worker.engines import builder
+from streamfleet_worker import engines, interpreter, logs
 from streamfleet_worker.health import HealthServer
 from streamfleet_worker.metrics import EngineCounts, EngineMemory, QueueDepth
 from streamfleet_worker.settings import WRONG_SETTINGS, WorkerSettings, chosen
@@ -70,7 +69,7 @@ async def _run(settings: WorkerSettings, name: str, supervision: Supervision | N
             await _check_durability(connections, settings.durability)
             worker = Worker(
                 Broker(connections, settings.queue, durability=settings.durability),
-                builder(settings),
+                engines.builder(settings),
                 name=name,
                 max_queue_depth=settings.max_queue_depth,
                 version=version("streamfleet"),

@@ -14,8 +14,8 @@ from pathlib import Path
 from streamfleet_common.errors import ModelLoadFailed
 from streamfleet_common.schemas import Request
 from streamfleet_common.settings import read
-from streamfleet_worker import process as program
 from streamfleet_worker import engines, supervisor_process, worker
+from streamfleet_worker import process as program
 from streamfleet_worker.engine.base import Engine, Step
 from streamfleet_worker.engine.scripted import Script, ScriptedEngine
 from streamfleet_worker.engines import SEQUENCES

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal, dataclass_transform
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, dataclass_transform
 
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, ValidationError
 from pydantic_core import CoreSchema, core_schema
@@ -15,6 +15,8 @@ MAX_TEXT_CHARS = 4 * 1024 * 1024
 """More fits no result."""
 MAX_PROBLEMS = 100
 MAX_PROBLEM_CHARS = 300
+
+_set = object.__setattr__  # the only way into a frozen message
 
 # Sequences are tuples, since messages are frozen; lists are taken too, for JSON knows nothing else.
 # What is in them stays strict.
@@ -111,6 +113,15 @@ class Message(BaseModel, metaclass=_Door):
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    def changed(self, values: Mapping[str, Any]) -> Self:
+        """The same message but for these fields, at a sixth of the cost: none of them is validated."""
+        message = type(self).__new__(type(self))
+        _set(message, "__dict__", {**self.__dict__, **values})
+        _set(message, "__pydantic_fields_set__", self.__pydantic_fields_set__)  # which nobody changes
+        _set(message, "__pydantic_extra__", None)
+        _set(message, "__pydantic_private__", None)
+        return message
 
 
 class ChatMessage(Message):

@@ -162,7 +162,7 @@ class Publisher:
         emissions: list[Emission] = []
         finishes: list[tuple[Held, End]] = []
         if any(held.finished is not None for held in dirty.values()):
-            identity = identity.model_copy(update={"memory": dict(self._memory())})
+            identity = identity.changed({"memory": dict(self._memory())})
         for held in dirty.values():
             emissions += self._emissions(held)
             if held.finished is not None:
@@ -227,8 +227,8 @@ class Publisher:
 
 
 def _end(identity: End, held: Held, finished: Finished) -> End:
-    return identity.model_copy(
-        update={
+    return identity.changed(
+        {
             "state": finished.state,
             "choices": finished.choices,
             "answers": finished.answers,

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from streamfleet_common.errors import StreamfleetError
     from streamfleet_worker.engine.item import Job
 
+_NO_TIMING = Timing()
+
 
 @dataclass(eq=False, slots=True)
 class Shared(Item):
@@ -83,9 +85,11 @@ class Asked:
 
     def _timing(self, now: float) -> Timing:
         started = now if self.started_at is None else self.started_at
-        return Timing(
-            wait_ms=max(0.0, started - self.added_at) * 1000,
-            tokenize_ms=self.job.tokenize_s * 1000,
-            device_ms=self.device_s * 1000,
-            batches=self.batches,
+        return _NO_TIMING.changed(
+            {
+                "wait_ms": max(0.0, started - self.added_at) * 1000,
+                "tokenize_ms": self.job.tokenize_s * 1000,
+                "device_ms": self.device_s * 1000,
+                "batches": self.batches,
+            }
         )

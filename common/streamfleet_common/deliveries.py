@@ -9,7 +9,7 @@ from streamfleet_common.keys import LETTERS, Stream
 from streamfleet_common.schemas import End
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Entry:
     """An entry of a work stream, as read: not yet started. `rid` is "" if it is none of ours."""
 
@@ -24,7 +24,7 @@ class Entry:
         return LETTERS[self.stream] + self.eid
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Delivery:
     """A request claimed by this worker in one epoch. Times are server ms."""
 
@@ -50,7 +50,7 @@ class Delivery:
 NotStarted = Literal["gone", "lost", "expired", "stray"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Emission:
     """An event of a running request. Without a body the fence alone is checked."""
 
@@ -60,7 +60,7 @@ class Emission:
     body: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Finish:
     """The end of a running request; `retry` tries it again instead, if it may be."""
 

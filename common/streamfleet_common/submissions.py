@@ -19,7 +19,7 @@ Refused = Literal["", "requests", "tokens", "paused", "memory"]
 """Why a queue takes no more: too many requests or tokens, somebody paused it, or Redis is nearly full."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Submission:
     """A request ready to be accepted: its envelope, and the bytes made of it.
 
@@ -49,7 +49,7 @@ class Submission:
         return cls(envelope, payload, digest, _tokens(envelope.request, len(payload)))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Submitted:
     """What became of a submission. `depth` is the queue's depth after it.
 

@@ -71,7 +71,7 @@ def unsupported(request: Request, info: EngineInfo) -> Unsupported:
     )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Arrival:
     """A request on its way into the engine. Times are seconds on the engine's clock."""
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from streamfleet_common.schemas import Request, Usage
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ItemSpec:
     """One text, pair, option or input, as its task makes it."""
 
@@ -73,7 +73,7 @@ class Task(Protocol):
 # --- running
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ItemBatch:
     """What runs together."""
 
@@ -85,14 +85,14 @@ class ItemBatch:
     """Tokens of each."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Part:
     """An outcome: more of an item's output, which goes on."""
 
     value: Any
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Done:
     """An outcome: an item's result, or the end of its parts."""
 

@@ -16,7 +16,8 @@ class Job:
 
     def __init__(self, work: Callable[[], Any]) -> None:
         self._work = work
-        self._done = threading.Event()
+        self._done = threading.Lock()  # held until it is done; an Event would cost as much as a small batch
+        self._done.acquire()
         self._error: BaseException | None = None
         self._given: Any = None
         self._dropped = False
@@ -25,7 +26,7 @@ class Job:
 
     @property
     def is_done(self) -> bool:
-        return self._done.is_set()
+        return not self._done.locked()
 
     def run(self) -> None:
         """Do it, unless nobody wants it any more."""
@@ -36,11 +37,12 @@ class Job:
         except BaseException as error:  # noqa: BLE001  it is raised again where it is asked for
             self._error = error
         self.seconds = time.perf_counter() - began
-        self._done.set()
+        self._done.release()
 
     def result(self) -> Any:
         """What it gave; waits for that. Raises what it raised."""
-        self._done.wait()
+        with self._done:  # which nobody takes again
+            pass
         if self._error is not None:
             raise self._error
         return self._given

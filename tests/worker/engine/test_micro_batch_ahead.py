@@ -110,3 +110,41 @@ def test_a_batch_that_gives_parts_in_time_goes_on() -> None:
         runner.running[0].tell(None, ended=False)
         fleet.run_now()
     assert fleet.engine.due_in() == 10.0
+
+
+def test_a_batch_that_nobody_wants_ends_the_engine_too_if_it_never_comes_back() -> None:
+    runner = ElsewhereRunner()
+    fleet = Bench(runner, size=1, delay=0.0, batch_limit_s=10.0)
+    # Behind the first the others run into their deadlines, each before the limit.
+    for name in "ab":
+        fleet.ask(name, name, life=4.0)
+        fleet.step()
+        fleet.clock.now += 4.0
+        fleet.step()
+        assert fleet.ends[name].state == "expired"
+    fleet.ask("c", "c")
+    fleet.step()
+    assert fleet.engine.due_in() == 2.0
+    fleet.clock.now += 2.0
+    with pytest.raises(GenerationFailed, match="over 10 s"):
+        fleet.step()
+
+
+def test_what_waits_behind_a_batch_that_nobody_wants_has_its_own_time() -> None:
+    runner = ElsewhereRunner()
+    fleet = Bench(runner, size=1, delay=0.0, batch_limit_s=10.0)
+    fleet.ask("a", "a", life=4.0)
+    fleet.step()
+    fleet.clock.now += 4.0
+    fleet.step()
+    fleet.ask("b", "b")
+    fleet.step()
+    fleet.clock.now += 5.0
+    runner.running[0].tell(Done("too late"))
+    assert fleet.engine.due_in() == 10.0
+    fleet.clock.now += 9.0
+    runner.running[1].tell(Done("B"))
+    fleet.run_now()
+    assert fleet.outputs("b") == ["B"]
+    assert fleet.engine.due_in() is None
+    fleet.assert_empty()

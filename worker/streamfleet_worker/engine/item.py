@@ -138,7 +138,7 @@ class Running(Protocol):
         """
 
     def close(self) -> None:
-        """Nobody wants the rest of it."""
+        """Nobody wants the rest of it; `is_ready` tells when it is over."""
 
 
 class Runner(Protocol):

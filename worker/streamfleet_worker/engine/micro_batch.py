@@ -122,6 +122,7 @@ class MicroBatchEngine:
         )
         self._pending = Pending(self._line, self._answers, clock)
         self._running: list[_Batch] = []
+        self._left: list[_Batch] = []  # those that nobody wants, as long as they are under way
         self._halves: deque[tuple[list[Shared], _Trial]] = deque()
         self._unborn: list[Output] = []  # ends of those that need no batch
 
@@ -177,6 +178,7 @@ class MicroBatchEngine:
         now = self._clock()
         step = Step(outputs=self._unborn)
         self._unborn = []
+        self._look_after_left(now)
         if now >= self._pending.next_deadline:
             self._pending.expire(now, step.outputs)
             self._drop_unwanted()
@@ -191,10 +193,9 @@ class MicroBatchEngine:
             self._advance(batch, step)
             batch.heard_at = self._clock()
             self._drop_unwanted()
-        elif self._running and now >= self._silent_until():
+        elif now >= self._silent_until():
             raise GenerationFailed(
-                f"a batch of {len(self._running[0].items)} has run for over {self._batch_limit_s:g} s",
-                retryable=True,
+                f"a batch has run for over {self._batch_limit_s:g} s without a word", retryable=True
             )
         return step
 
@@ -203,6 +204,7 @@ class MicroBatchEngine:
         if self._unborn or any(batch.running.is_ready for batch in self._running):
             return 0.0
         now = self._clock()
+        self._look_after_left(now)
         # Of what runs elsewhere `listen` tells.
         due_in = min(self._pending.next_deadline, self._silent_until()) - now
         free = self._runner.slots - len(self._running)
@@ -228,8 +230,21 @@ class MicroBatchEngine:
     # --- batches ----------------------------------------------------------------------------
 
     def _silent_until(self) -> float:
-        """When the batch that runs longest without a word should have given something."""
-        return self._running[0].heard_at + self._batch_limit_s if self._running else math.inf
+        """When the batch that runs longest without a word should have given something.
+
+        One that nobody wants counts as long as it is under way: the next ones may be behind it.
+        """
+        heard_at = (batch.heard_at for batch in (*self._left, *self._running[:1]))
+        return min(heard_at, default=math.inf) + self._batch_limit_s
+
+    def _look_after_left(self, now: float) -> None:
+        """Strike off what is over of the batches that nobody wanted."""
+        left = [batch for batch in self._left if not batch.running.is_ready]
+        if len(left) < len(self._left):
+            self._left = left
+            if self._running:
+                # It may have waited for this one.
+                self._running[0].heard_at = now
 
     def _launch(self, now: float, step: Step, *, full: bool) -> None:
         """Begin a batch, if there is one to begin; with `full` none but a full one."""
@@ -360,6 +375,8 @@ class MicroBatchEngine:
         for batch in [batch for batch in self._running if not batch.is_wanted]:
             self._running.remove(batch)
             _close(batch)
+            if self._batch_limit_s < math.inf:
+                self._left.append(batch)
 
 
 def _close(batch: _Batch) -> None:

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from streamfleet_common.errors import GenerationFailed
 from streamfleet_worker.engine.item import ItemBatch
 from streamfleet_worker.handlers.handler import Handler
 from streamfleet_worker.handlers.pool_batch import PoolBatch
@@ -100,6 +101,7 @@ class ProcessPool:
                 batch = self._waiting.popleft()
                 if not batch.closed.is_set():
                     return batch
+                batch.put(GenerationFailed("nobody wanted it any more"))
         return None
 
     def told(self) -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any, cast
+
+import pytest
 
 from engine_driver import Clock
 from item_models import Bench, ListJob, ListRunner, text
+from streamfleet_common.decisions import DecideRequest, Question
 from streamfleet_common.deliveries import Delivery, Entry
-from streamfleet_common.one_shot import CallRequest
-from streamfleet_common.schemas import Envelope
+from streamfleet_common.one_shot import CallRequest, RerankRequest
+from streamfleet_common.schemas import Envelope, Request
 from streamfleet_common.submissions import Submission
 from streamfleet_worker.engine.base import Arrival, Finished, Key, Output, Parts
 from streamfleet_worker.intake import Intake
@@ -24,8 +28,11 @@ class Door:
         self.arrivals: dict[Key, Arrival] = {}
         self.held = 0
         self.outputs: list[Output] = []
+        self.threads: list[str] = []
+        """Where each request was prepared."""
 
     def prepare(self, request: Any) -> ListJob:
+        self.threads.append(threading.current_thread().name)
         return ListJob([text(number) for number in range(self.items)])
 
     def add(self, arrivals: dict[Key, Arrival]) -> None:
@@ -44,8 +51,8 @@ class Door:
         self.outputs += outputs
 
 
-def delivery(number: int) -> Delivery:
-    envelope = Envelope(request=CallRequest(handler="h", input=number))
+def delivery(number: int, request: Request | None = None) -> Delivery:
+    envelope = Envelope(request=request or CallRequest(handler="h", input=number))
     entry = Entry(envelope.rid, f"{number}-0", "normal", Submission.of(envelope).payload)
     return Delivery(entry, "w1", 1, 10_000, 9_250, 40_000, 1, 0)
 
@@ -88,4 +95,28 @@ async def test_room_is_the_window_in_requests_like_the_last_ones() -> None:
     (key,) = door.arrivals
     intake.stepped([Output(key, Finished("done"))])
     assert intake.room() == 12
+    intake.close()
+
+
+LONG = "a " * 3000
+COUNTED = Question(id="q", criteria="?", options=[str(number) for number in range(256)])
+
+
+@pytest.mark.parametrize(
+    ("request_", "is_inline"),
+    [
+        (RerankRequest(query="a " * 30, documents=["b"] * 100), True),
+        (RerankRequest(query=LONG, documents=["b"] * 10), True),
+        (RerankRequest(query=LONG, documents=["b"] * 1000), False),
+        (DecideRequest(state=LONG, questions=[COUNTED]), False),
+        (DecideRequest(state="short", questions=[COUNTED]), True),
+    ],
+)
+async def test_what_fills_many_rows_is_not_prepared_on_the_event_loop(
+    request_: Request, is_inline: bool
+) -> None:
+    intake, door, _, _ = made()
+    await intake.take([delivery(1, request_)])
+    (thread,) = door.threads
+    assert (thread == threading.current_thread().name) == is_inline
     intake.close()

@@ -14,9 +14,10 @@ from typing import Any
 import structlog
 
 from streamfleet_common import codec
+from streamfleet_common.decisions import DecideRequest
 from streamfleet_common.deliveries import Delivery
 from streamfleet_common.errors import GenerationFailed, StreamfleetError
-from streamfleet_common.one_shot import CallRequest
+from streamfleet_common.one_shot import CallRequest, RerankRequest
 from streamfleet_common.schemas import Envelope, GenerateRequest
 from streamfleet_worker.engine.base import Arrival, Finished, Key, Output, Parts, Tokens
 from streamfleet_worker.engine_thread import EngineThread
@@ -29,6 +30,9 @@ to a thread and back costs more than the preparation of one. A guide may take se
 small it is."""
 INLINE_CALL_BYTES = 128 * 1024
 """The same of calls, which are read and not turned into tokens."""
+COPIED = 16
+"""So many characters that are copied, in tokens, into one more row take as long as one that is turned into
+them. A query stands in the row of each of its documents, a state in that of each option."""
 
 log = structlog.get_logger()
 
@@ -114,7 +118,7 @@ class Intake:
         envelopes = [envelope for _, envelope in wanted]
         rows = sum(envelope.request.n for envelope in envelopes)
         self._rows_each = max(1.0, rows / len(envelopes))
-        size = sum(len(delivery.entry.payload) for delivery, _ in wanted)
+        size = sum(len(delivery.entry.payload) + _copied(envelope) for delivery, envelope in wanted)
         if size <= _inline_bytes(envelopes):
             prepared = self._prepare_all(envelopes)
         else:
@@ -184,6 +188,14 @@ class Intake:
                 message = f"the worker cannot prepare this request ({kind}): its log names the place"
                 prepared.append(GenerationFailed(message))
         return prepared
+
+
+def _copied(envelope: Envelope) -> int:
+    """How many characters more a request is worth, for what stands in many rows."""
+    match envelope.request:
+        case RerankRequest(query=text, n=rows) | DecideRequest(text=text, n=rows):
+            return len(text) * rows // COPIED
+    return 0
 
 
 def _inline_bytes(envelopes: list[Envelope]) -> int:

@@ -72,6 +72,18 @@ def again(batch: list[str]) -> list[str | Exception]:
     return [Retry(0.05) if text in fresh else text.upper() for text in batch]
 """
 
+FORKING = """
+import multiprocessing
+
+from streamfleet_worker import handler
+
+
+@handler("sizes", max_delay_ms=0)
+def sizes(batch: list[int]) -> list[int]:
+    with multiprocessing.get_context("fork").Pool(1) as pool:  # which ends its process with a SIGTERM
+        return pool.map(abs, batch)
+"""
+
 
 @contextmanager
 def serving(url: str, queue: str, folder: Path, **settings: str) -> Iterator[subprocess.Popen[bytes]]:
@@ -201,3 +213,14 @@ async def test_a_handler_may_ask_for_another_try(url: str) -> None:
         assert (end.output, end.attempt) == ("X", 2)
         with pytest.raises(StreamfleetError, match="again"):
             await fleet.run(CallRequest(handler="again", input="y"), timeout=60, retry="never")
+
+
+async def test_a_signal_for_a_process_that_a_handler_forks_is_not_the_worker_s(
+    url: str, tmp_path: Path
+) -> None:
+    (tmp_path / "forking.py").write_text(FORKING)
+    with serving(url, "sizes", tmp_path, HANDLER="forking:sizes"):
+        await _served(url, ["sizes"])
+        async with Client(url, queue="sizes") as fleet:
+            assert [await fleet.call("sizes", -n, timeout=LIMIT_S) for n in (1, 2, 3)] == [1, 2, 3]
+            assert [card.state for card in await fleet.models()] == ["ready"]

@@ -48,6 +48,7 @@ def main(settings: WorkerSettings | None = None) -> int:
             log.warning("unknown setting", variable=variable, did_you_mean=meant)
     # A second series for each of ours, with the time at which it was made, that nobody asks for.
     disable_created_metrics()  # type: ignore[no-untyped-call]
+    interpreter.disown_forks()
     status, abandoned = asyncio.run(_run(settings, name, supervision))
     if abandoned:
         # Python would wait for a thread that prepares, and tear one that is inside the model's code out of

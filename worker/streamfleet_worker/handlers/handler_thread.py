@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -39,6 +40,17 @@ class Job:
         self.seconds = time.perf_counter() - began
         self._done.release()
 
+    @property
+    def exit_status(self) -> int:
+        """What a process ends with that comes out of it: 0, or what it asked for, or 1 after an error."""
+        if self._error is None:
+            return 0
+        # What a handler raises comes as the cause of an error of ours.
+        asked = self._error.__cause__
+        if not isinstance(asked, SystemExit):
+            return 1
+        return asked.code & 0xFF if isinstance(asked.code, int) else int(asked.code is not None)
+
     def result(self) -> Any:
         """What it gave; waits for that. Raises what it raised."""
         with self._done:  # which nobody takes again
@@ -53,9 +65,13 @@ class Job:
 
 
 class HandlerThread:
-    """Runs jobs in their order. `done` is called there after each."""
+    """Runs jobs in their order. `done` is called there after each.
+
+    A process that a job forks ends here, should it come out of the job: nobody waits for it there.
+    """
 
     def __init__(self) -> None:
+        self._pid = os.getpid()
         self.done: Callable[[], None] = _nobody
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._serve, name="handler", daemon=True)
@@ -79,6 +95,8 @@ class HandlerThread:
     def _serve(self) -> None:
         while (job := self._jobs.get()) is not None:
             job.run()
+            if os.getpid() != self._pid:
+                os._exit(job.exit_status)
             self.done()
 
 

@@ -75,6 +75,14 @@ def serve_pool(serve: Serve, name: str) -> ServedHandler:
     return serve(load(f"pooled_handlers:{name}"))
 
 
+def test_a_file_beside_the_handler_s_shadows_no_import(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "queue.py").write_text("raise ImportError('not this one')")
+    monkeypatch.chdir(tmp_path)
+    assert [told(end) for end in serve_pool(serve, "later").ask({"value": 1})] == [1]
+
+
 # --- what they do -----------------------------------------------------------------------------
 
 

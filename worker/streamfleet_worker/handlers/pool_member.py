@@ -110,7 +110,8 @@ class PoolMember:
         pipe = Pipe(ours)
         try:
             with theirs:
-                command = [sys.executable, "-m", "streamfleet_worker.handlers.pool_process"]
+                # `-P`: a file called like one of our imports, beside the handler's, is none of ours.
+                command = [sys.executable, "-P", "-m", "streamfleet_worker.handlers.pool_process"]
                 self._process = subprocess.Popen(
                     [*command, self._handler.path, str(theirs.fileno())],
                     stdin=subprocess.DEVNULL,

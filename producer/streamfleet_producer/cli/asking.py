@@ -18,6 +18,7 @@ from streamfleet_common.errors import (
 )
 from streamfleet_common.schemas import End, Request
 from streamfleet_producer.cli.line_job import Item, Outcome
+from streamfleet_producer.cli.line_output import is_failure
 from streamfleet_producer.client import Client
 from streamfleet_producer.ticket import Options
 
@@ -118,6 +119,8 @@ def text_item(line: str, *, jsonl: bool, keep: bool, pair: bool = False) -> Item
         return Item(None, fault='the line has no field "text" that is a text')
     own = {"text", "pair"} if pair else {"text"}
     others = {name: value for name, value in fields.items() if keep or name not in own}
+    if is_failure(others.get("error")):
+        del others["error"]  # of the run that the line comes from: this one says its own
     second = fields.get("pair") if pair else None
     if second is not None and not isinstance(second, str):
         return Item(None, others, 'the field "pair" is no text')

@@ -153,4 +153,9 @@ def _has_failed(line: bytes) -> bool:
         error = json.loads(line).get("error")
     except (ValueError, RecursionError, AttributeError):
         return False
+    return is_failure(error)
+
+
+def is_failure(error: object) -> bool:
+    """Whether this is what a line of ours that failed has as its `error`."""
     return isinstance(error, dict) and set(error) == {"code", "message"}

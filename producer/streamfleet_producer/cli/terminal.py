@@ -180,5 +180,8 @@ class Group(TyperGroup):
             else:
                 complain(error.message)
             raise typer.Exit(exit_code(error)) from None
+        except OSError as error:  # a disk that is full, say
+            complain(str(error.strerror or error))
+            raise typer.Exit(FAILED) from None
         except KeyboardInterrupt:
             raise typer.Exit(130) from None

@@ -157,6 +157,17 @@ def test_json_lines_keep_their_other_fields(call: Call, redis_url: str, tmp_path
     assert lines(kept.stdout) == [{"id": 7, "text": "ab", "embedding": [2.0, 97.0]}]
 
 
+def test_lines_that_failed_are_lines_to_ask_about(call: Call, redis_url: str, tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text('{"text": "bad a"}\n{"text": "b", "error": "the user\'s own"}\n')
+    with played(redis_url, vectors, tasks=TASKS):
+        assert call("embed", "in.jsonl", "--jsonl", "--text", "-o", "out.jsonl").exit_code == 1
+        failed = Path("out.jsonl").read_text().splitlines()[0]
+        done = call("embed", "-", "--jsonl", "--text", stdin=failed.replace("bad a", "a") + "\n")
+    assert done.exit_code == 0
+    assert lines(done.stdout) == [{"text": "a", "embedding": [1.0, 97.0]}]
+    assert lines(Path("out.jsonl").read_text())[1]["error"] == "the user's own"
+
+
 def test_a_line_that_fails_fails_alone(call: Call, redis_url: str) -> None:
     given = ["a", "long text", "bb", "", "bad", "x" * 200_001, "c"]
     with played(redis_url, vectors, tasks=TASKS):
@@ -343,6 +354,22 @@ def test_a_reader_that_leaves_ends_it_quietly(redis_url: str, tmp_path: Path) ->
             check=False,
         )
     assert (done.stdout, done.stderr) == (b'{"embedding": [1.0, 97.0]}\n', b"")
+
+
+@pytest.mark.parametrize("where", [("-o", "/dev/full"), ()])
+def test_a_full_disk_is_told_in_a_line(redis_url: str, tmp_path: Path, where: tuple[str, ...]) -> None:
+    env = environment(STREAMFLEET_REDIS_URL=redis_url, STREAMFLEET_QUEUE="q")
+    with played(redis_url, vectors, tasks=TASKS), Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [*PROGRAM, "embed", "a", "b", *where],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=env,
+            timeout=LIMIT_S,
+            check=False,
+        )
+    assert (done.returncode, done.stderr) == (1, "error: No space left on device\n")
 
 
 # --- classify

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from streamfleet_producer.input_schemas import MAX_PROBLEMS, MAX_SCHEMAS, InputSchemas
+from streamfleet_producer.input_schemas import MAX_PROBLEMS, MAX_SCHEMAS, MAX_SEARCHED, InputSchemas
 
 
 def faults(schema: Any, value: Any) -> list[str]:
@@ -40,6 +40,14 @@ def test_a_flood_of_faults_is_cut() -> None:
     found = faults({"items": {"type": "string"}}, list(range(1000)))
     assert len(found) == MAX_PROBLEMS + 1
     assert found[-1] == "and more"
+
+
+@pytest.mark.parametrize("value", [{"a": ["x"] * MAX_SEARCHED}, [["x", "y"]] * MAX_SEARCHED])
+def test_of_a_large_value_the_first_fault_is_told(value: Any) -> None:
+    schema = {"items": {"items": {"type": "integer"}}, "properties": {"a": {"items": {"type": "integer"}}}}
+    place = "a.0" if isinstance(value, dict) else "0.0"
+    assert faults(schema, value) == [f'input.{place}: the value is not of type "integer", and maybe more']
+    assert faults({}, value) == []
 
 
 @pytest.mark.parametrize(

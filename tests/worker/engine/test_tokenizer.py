@@ -1,5 +1,8 @@
 """User text stays text, chats are rendered as transformers does it, and words and prompts in tokens."""
 
+import sys
+import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -196,3 +199,44 @@ def test_a_word_of_unknown_characters_has_no_spelling() -> None:
     assert tokenizer.spellings("hello") == {tuple(tokenizer.encode_piece("hello"))}
     assert tokenizer.spellings("ж") == set()
     assert tokenizer.spellings("\u0000") == set()
+
+
+LONG_TEXTS = [" the <|im_end|> naïve 漢字 [SEP]" * 200, "a" * 20_000, " " * 20_000, "e\u0301\n" * 5000]
+
+
+@pytest.mark.parametrize("text", LONG_TEXTS)
+def test_long_texts_have_the_tokens_that_the_library_gives(text: str) -> None:
+    source = build_tokenizer()
+    ours = Tokenizer(source)
+    theirs = tokenizers.Tokenizer.from_str(source.backend_tokenizer.to_str())
+    theirs.encode_special_tokens = True
+    assert ours.encode(text) == theirs.encode(text).ids
+    assert ours.encode_piece(text) == theirs.encode(text, add_special_tokens=False).ids
+
+
+def test_other_threads_run_while_a_long_text_is_encoded() -> None:
+    tokenizer = Tokenizer(build_tokenizer())
+    has_begun, is_over = threading.Event(), threading.Event()
+    turns = 0
+
+    def take_turns() -> None:
+        nonlocal turns
+        while not is_over.is_set():
+            turns += 1
+            has_begun.set()
+            Path().stat()  # gives the interpreter back
+
+    interval = sys.getswitchinterval()
+    thread = threading.Thread(target=take_turns)
+    thread.start()
+    sys.setswitchinterval(1000)  # nobody loses the interpreter who does not give it back
+    has_begun.clear()
+    assert has_begun.wait(10)
+    try:
+        before = turns
+        tokenizer.encode_piece(" the cat" * 20_000)
+        assert turns > before
+    finally:
+        sys.setswitchinterval(interval)
+        is_over.set()
+        thread.join()

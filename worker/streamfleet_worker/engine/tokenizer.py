@@ -20,6 +20,9 @@ from streamfleet_worker.engine.pieces import Pieces
 if TYPE_CHECKING:
     from streamfleet_common.schemas import ChatMessage
 
+LONG_CHARS = 2000
+"""A text this long takes a millisecond; meanwhile other threads of the interpreter should run."""
+
 
 class Tokenizer:
     """Text to token ids and back; safe to use from several threads.
@@ -84,13 +87,11 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Ids of user text, with the begin-of-text token if the model wants one."""
-        ids: list[int] = self._plain.encode(text).ids
-        return ids
+        return _ids(self._plain, text, with_special=True)
 
     def encode_piece(self, text: str) -> list[int]:
         """Ids of text that stands somewhere within a prompt; no token is added."""
-        ids: list[int] = self._plain.encode(text, add_special_tokens=False).ids if text else []
-        return ids
+        return _ids(self._plain, text) if text else []
 
     def around(self, *, pair: bool = False) -> int:
         """How many tokens `encode` puts around a text; or the model wants around two, and between them."""
@@ -178,8 +179,7 @@ class Tokenizer:
         turns = [{"role": m.role, "content": m.content} for m in messages]
         text = self._template(turns)
         if self._spelling is None or not any(self._spelling.search(m.content) for m in messages):
-            ids: list[int] = self._control.encode(text, add_special_tokens=False).ids
-            return ids
+            return _ids(self._control, text)
         return self._render_apart(turns, text)
 
     def user_turn(self) -> tuple[list[int], list[int]]:
@@ -236,3 +236,13 @@ class Tokenizer:
                 pending, start = "", match.end()
             pending += part[start:]
         return ids + self.encode_piece(pending)
+
+
+def _ids(backend: tokenizers.Tokenizer, text: str, *, with_special: bool = False) -> list[int]:
+    if len(text) < LONG_CHARS:
+        encoding = backend.encode(text, add_special_tokens=with_special)
+    else:
+        # As a batch of one: a single text holds the interpreter until it is done.
+        (encoding,) = backend.encode_batch_fast([text], add_special_tokens=with_special)
+    ids: list[int] = encoding.ids
+    return ids

@@ -9,9 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from streamfleet_common.errors import DeadlineExceeded, GenerationFailed, TooLong
+from streamfleet_common.one_shot import CallRequest
 from streamfleet_common.schemas import GenerateRequest, Sampling
+from streamfleet_worker import handler
 from streamfleet_worker.engine.base import Finished, Tokens
 from streamfleet_worker.engine.local import Local, load
+from streamfleet_worker.handlers.engine import handler_engine
 from tiny_model import tiny_model
 
 PROMPT = [40, 50, 60, 70]
@@ -96,3 +99,12 @@ def test_closing_ends_whoever_waits() -> None:
     with pytest.raises(GenerationFailed):
         model.run(ask())
     assert model.memory == {}
+
+
+def test_what_runs_on_a_thread_of_its_own_is_heard() -> None:
+    @handler("double")
+    def double(batch: list[int]) -> list[int]:
+        return [2 * value for value in batch]
+
+    with Local(handler_engine(double.handler)) as local:
+        assert local.run(CallRequest(handler="double", input=21), timeout_s=30).outputs == (42,)

@@ -40,6 +40,7 @@ class Local:
         self._readers: dict[Key, SimpleQueue[Prefill | Tokens | Parts | Finished | StreamfleetError]] = {}
         self._closing = False
         self._death: StreamfleetError | None = None
+        engine.listen(self._notify)
         self._thread = threading.Thread(target=self._run, name="local-engine", daemon=True)
         self._thread.start()
 
@@ -137,6 +138,9 @@ class Local:
     ) -> None:
         self.close()
 
+    def _notify(self) -> None:
+        self._order(_nothing)
+
     def _order(self, order: Callable[[Engine], None]) -> None:
         with self._wake:
             self._orders.append(order)
@@ -177,6 +181,10 @@ class Local:
                     if isinstance(output.event, Finished):
                         self._readers.pop(output.key, None)
                     reader.put(output.event)
+
+
+def _nothing(_: Engine) -> None:
+    pass
 
 
 def load(

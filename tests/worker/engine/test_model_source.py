@@ -200,3 +200,14 @@ def test_files_of_a_folder(tmp_path: Path) -> None:
     first, second = find_source(str(one), silent), find_source(str(two), silent)
     assert (first.folder, first.gguf) == (tmp_path, "one.gguf")
     assert first.revision != second.revision
+
+
+@pytest.mark.parametrize("name", ["vocab.txt", "merges.txt", "spiece.model", "chat_template.jinja"])
+def test_a_model_with_another_vocabulary_or_template_is_another_one(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_encoder("bert"), folder)
+    revisions = {find_source(str(folder), silent).revision}
+    for content in ("one", "two"):
+        (folder / name).write_text(content)
+        revisions.add(find_source(str(folder), silent).revision)
+    assert len(revisions) == 3

@@ -151,7 +151,9 @@ def _in_folder(reference: str, folder: Path, revision: str | None = None) -> Mod
         raise ModelLoadFailed(f"{reference} holds no weights: no .safetensors and no .gguf file")
     if not (folder / "config.json").exists():
         raise ModelLoadFailed(f"{reference} holds no config.json")
-    settings = sorted([*folder.glob("*.json"), *folder.glob("*/config.json")])
+    # Vocabularies and chat templates among them: with others the model reads, or writes, another text.
+    patterns = ("*.json", "*.txt", "*.model", "*.jinja", "*/config.json")
+    settings = sorted(file for pattern in patterns for file in folder.glob(pattern))
     return ModelSource(reference, folder, None, revision or digest([*safe, *settings]))
 
 

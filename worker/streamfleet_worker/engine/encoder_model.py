@@ -14,7 +14,7 @@ from transformers import MODEL_MAPPING, AutoModel, AutoModelForSequenceClassific
 
 from streamfleet_common.errors import ModelLoadFailed
 from streamfleet_worker.engine.aliases import resolve
-from streamfleet_worker.engine.checkpoint import Checkpoint
+from streamfleet_worker.engine.checkpoint import Checkpoint, rope_limit
 from streamfleet_worker.engine.devices import INT8, describe, find_device, find_precision
 from streamfleet_worker.engine.int8_linear import int8_or_packed, require_int8
 from streamfleet_worker.engine.lean_norm import lean_norms
@@ -204,7 +204,8 @@ def _looks_ahead(reference: str, model: Any, device: torch.device) -> bool:
 
 
 def _max_positions(reference: str, model: Any, tokenizer: Any, modules: SentenceModules) -> int:
-    limits = [getattr(model.config, "max_position_embeddings", None), modules.max_length]
+    config = model.config
+    limits = [getattr(config, "max_position_embeddings", None), rope_limit(config), modules.max_length]
     for name, table in model.named_modules():
         if name.endswith("position_embeddings") and isinstance(table, nn.Embedding):
             # RoBERTa's kind counts from behind the place of padding.

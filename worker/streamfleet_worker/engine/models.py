@@ -14,7 +14,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from streamfleet_common.errors import ModelLoadFailed
 from streamfleet_worker.engine.aliases import resolve
-from streamfleet_worker.engine.checkpoint import Checkpoint
+from streamfleet_worker.engine.checkpoint import Checkpoint, rope_limit
 from streamfleet_worker.engine.devices import describe, find_device, find_precision
 from streamfleet_worker.engine.kv_cache import CacheShape
 from streamfleet_worker.engine.lean_norm import lean_norms
@@ -96,7 +96,7 @@ def load(
         if place.type == "cpu":
             pack_linears(model, dtype)
     shape = _inspect(reference, model, place)
-    positions = [getattr(text_config, "max_position_embeddings", None), _rope_limit(text_config)]
+    positions = [getattr(text_config, "max_position_embeddings", None), rope_limit(text_config)]
     if not any(positions):
         raise ModelLoadFailed(f"{reference} does not say how long a sequence it can read")
     ends = (tokenizer.eos_token_id, text_config.eos_token_id, model.generation_config.eos_token_id)
@@ -157,19 +157,6 @@ def _inspect(reference: str, model: Any, device: torch.device) -> CacheShape:
             f"{reference} is a {kind} whose layers have caches of unlike sizes: it cannot be batched here"
         )
     return CacheShape(len(layers), *shapes.pop())
-
-
-def _rope_limit(config: Any) -> int | None:
-    """Length up to which positions are encoded alike for all rows.
-
-    Beyond it, "dynamic" and "longrope" scaling change with the longest row of a batch.
-    """
-    rope = getattr(config, "rope_parameters", None) or {}
-    if rope.get("rope_type") == "longrope":
-        return rope.get("original_max_position_embeddings") or getattr(
-            config, "original_max_position_embeddings", None
-        )
-    return None
 
 
 def _ids(*values: int | list[int] | None) -> frozenset[int]:

@@ -35,7 +35,7 @@ class WorkerSettings(FleetSettings):
     threads: int = Field(1, ge=1, le=1024)
     """CPU threads of the model. More workers with one thread serve more than one worker with many."""
     preload: bool = True
-    """Run every shape of batch once before the worker is ready, so that the first request waits for none."""
+    """Run every shape of micro-batch once before the worker is ready, so that no request waits for it."""
 
     max_batch_size: int | None = Field(None, ge=1, le=4096)
     """Requests, or items of one-shot work, in one batch. If not said 8 for generation and 32 for

@@ -262,8 +262,11 @@ class Metrics:
         if end.timing.tokenize_ms:
             self.tokenize.observe(end.timing.tokenize_ms / 1000)
         self.request_prompt_tokens.observe(end.usage.prompt_tokens)
+        if end.timing.prefill_ms or end.choices:
+            self.prefill_time.observe(end.timing.prefill_ms / 1000)
+        if not end.choices:
+            return  # one-shot work generates nothing
         self.request_generation_tokens.observe(tokens)
-        self.prefill_time.observe(end.timing.prefill_ms / 1000)
         self.decode_time.observe(end.timing.decode_ms / 1000)
         if tokens > 1:
             self.time_per_token.observe(end.timing.decode_ms / 1000 / (tokens - 1))

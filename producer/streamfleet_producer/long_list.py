@@ -18,6 +18,8 @@ from streamfleet_producer.ticket import Options
 
 MAX_IN_FLIGHT = 32
 """Requests of one list that are submitted and not answered."""
+MAX_REFUSALS = 20
+"""How often a full queue is asked again, after the pause that it has told, by a list that has answers."""
 AROUND_BYTES = 4096
 """More than what is around the items takes, in a request or in its answer, the longest names included."""
 
@@ -130,30 +132,39 @@ class _Turns:
 
     def __init__(self) -> None:
         self._running = 0
+        self._has_answers = False
+        self._refused = 0
+        """How often in a row with no other part under way."""
         self._ended = asyncio.Event()
         """Set, and replaced, when the next part ends."""
 
     async def run(self, part: Callable[[], Awaitable[End]]) -> End:
         """Run a part; refused by a full queue, once more when another part has ended.
 
+        If others fill the queue, a list that has answers already waits for them, lest these be lost.
+
         Raises:
-            QueueFull: no other part is under way.
+            QueueFull: no other part is under way, and none has been answered; or so often in a row.
         """
         while True:
-            ended = self._ended
+            ended, pause_s = self._ended, None
             self._running += 1
             try:
                 end = await part()
-            except QueueFull:
+            except QueueFull as error:
                 if self._running == 1 and not ended.is_set():
-                    raise
+                    self._refused += 1
+                    if not self._has_answers or self._refused > MAX_REFUSALS:
+                        raise
+                    pause_s = error.retry_after
             else:
+                self._has_answers, self._refused = True, 0
                 self._ended.set()
                 self._ended = asyncio.Event()
                 return end
             finally:
                 self._running -= 1
-            await ended.wait()
+            await (ended.wait() if pause_s is None else asyncio.sleep(pause_s))
 
 
 def size_of(value: object) -> int:

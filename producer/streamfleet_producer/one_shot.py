@@ -44,8 +44,8 @@ class OneShot(ABC):
 
     Raises, from every method:
         ModelNotFound, Unsupported, InvalidRequest, TooLong: no worker would take it, or could do it.
-        QueueFull: others fill the queue, and do so still when a list that has answers has waited for them; try
-            again after `retry_after` seconds.
+        QueueFull: others fill the queue, and still do when a list that has answers has waited for them;
+            try again after `retry_after` seconds.
         DeadlineExceeded: no answer before the timeout, or before the deadline and its grace.
         Cancelled, GenerationFailed, IncompleteGeneration: how it ended.
     """

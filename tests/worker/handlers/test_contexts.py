@@ -1,6 +1,7 @@
 """Context objects: built once, where the handler runs, and cleaned up at the end."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -121,3 +122,23 @@ def test_a_factory_may_be_a_class(serve: Serve) -> None:
 
     served = serve(count.handler)
     assert [told(end) for end in (*served.ask("a"), *served.ask("a"), *served.ask("b"))] == [1, 2, 1]
+
+
+def test_the_thread_ends_though_a_clean_up_fails() -> None:
+    def build() -> Iterator[int]:
+        yield 1
+        raise OSError("the disk is gone")
+
+    @handler("h", context={"model": build})
+    def predict(batch: list[str], model: int) -> list[int]:
+        return [model for _ in batch]
+
+    def threads() -> int:
+        return sum(thread.name == "handler" for thread in threading.enumerate())
+
+    before = threads()
+    served = ServedHandler(predict.handler)
+    assert threads() == before + 1
+    with pytest.raises(OSError, match="the disk is gone"):
+        served.close()
+    assert threads() == before

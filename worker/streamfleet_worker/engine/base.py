@@ -16,7 +16,7 @@ from streamfleet_common.schemas import Choice, EndState, Prefill, Request, Timin
 from streamfleet_common.token_layout import TokenLayout
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from streamfleet_common.errors import StreamfleetError
 
@@ -62,10 +62,10 @@ class Ready(Protocol):
         """Rows of the batch that it takes: one for each answer, or for each option of a question."""
 
 
-def unsupported(request: Request, info: EngineInfo) -> Unsupported:
-    """The error for a request of a kind that an engine does not do."""
+def unsupported(request: Request, model: str, tasks: Sequence[str]) -> Unsupported:
+    """The error for a request of a kind that a model does not do; `tasks` are those that it does."""
     return Unsupported(
-        f"{info.model!r} does {', '.join(info.tasks)}, not {request.kind}: "
+        f"{model!r} does {', '.join(tasks)}, not {request.kind}: "
         "send the request to a queue whose workers do",
         feature=request.kind,
     )

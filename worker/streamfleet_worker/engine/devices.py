@@ -91,15 +91,6 @@ def describe(device: torch.device) -> str:
     return f"CPU ({model}, {torch.get_num_threads()} of its threads)"
 
 
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that the device or the machine had no memory left for something."""
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
-        return True
-    return isinstance(error, RuntimeError) and (
-        "out of memory" in str(error) or "can't allocate memory" in str(error)
-    )
-
-
 def _find_best() -> torch.device:
     # A driver without a torch that can use it is worth a word too.
     seen = {

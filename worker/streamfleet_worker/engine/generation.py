@@ -29,8 +29,8 @@ from streamfleet_worker.engine.base import (
 from streamfleet_worker.engine.decision import PreparedDecision
 from streamfleet_worker.engine.decision_answer import DecisionAnswer
 from streamfleet_worker.engine.decision_preparer import DecisionPreparer
-from streamfleet_worker.engine.devices import is_out_of_memory
 from streamfleet_worker.engine.exactness import Exactness
+from streamfleet_worker.engine.faults import is_out_of_memory
 from streamfleet_worker.engine.forward import Forward
 from streamfleet_worker.engine.guide_compiler import GuideCompiler
 from streamfleet_worker.engine.kv_cache import KVCache
@@ -193,7 +193,7 @@ class GenerationEngine:
         if isinstance(request, DecideRequest):
             return self._decision_preparer.prepare(request)
         if not isinstance(request, GenerateRequest):
-            raise unsupported(request, self._info)
+            raise unsupported(request, self._info.model, self._info.tasks)
         return self._preparer.prepare(request)
 
     def add(self, arrivals: Mapping[Key, Arrival]) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from streamfleet_common.errors import GenerationFailed
-from streamfleet_worker.engine.devices import is_out_of_memory
+from streamfleet_worker.engine.faults import is_out_of_memory
 
 if TYPE_CHECKING:
     from streamfleet_worker.engine.forward import Forward, Outcome

@@ -111,7 +111,7 @@ class ScriptedEngine:
                 known=[self._info.model],
             )
         if not isinstance(request, GenerateRequest):
-            raise unsupported(request, self._info)
+            raise unsupported(request, self._info.model, self._info.tasks)
         if request.guide is not None:
             raise Unsupported("a scripted worker knows no guides: leave `guide` out", feature="guide")
         prompt = _prompt_of(request)

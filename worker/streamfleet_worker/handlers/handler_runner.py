@@ -71,8 +71,10 @@ class HandlerRunner:
 
     def close(self) -> None:
         """Clean up the context objects, after the batch that runs."""
-        self._thread.call(self._shut)
-        self._thread.close()
+        try:
+            self._thread.call(self._shut)
+        finally:
+            self._thread.close()
 
     # --- on the handler's thread
 

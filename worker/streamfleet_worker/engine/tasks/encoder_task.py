@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from streamfleet_common.decisions import DecideRequest
-from streamfleet_common.errors import ModelNotFound, Unsupported
+from streamfleet_common.errors import ModelNotFound
 from streamfleet_common.one_shot import ClassifyRequest, EmbedRequest, RerankRequest
+from streamfleet_worker.engine.base import unsupported
 from streamfleet_worker.engine.encoder_input import InputBuilder
 from streamfleet_worker.engine.tasks.classify import ClassifyTask
 from streamfleet_worker.engine.tasks.decide import DecideTask, score_column
@@ -86,8 +87,4 @@ class EncoderTask:
                 return self._rerank.prepare(request)
             case DecideRequest():
                 return self._decide.prepare(request)
-        raise Unsupported(
-            f"{encoder.name!r} does {', '.join(self.tasks)}, not {request.kind}: send the request to a queue "
-            "whose workers do",
-            feature=request.kind,
-        )
+        raise unsupported(request, encoder.name, self.tasks)

@@ -9,15 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from streamfleet_common.message import (
-    MAX_PROMPT_CHARS,
-    SEQUENCE,
-    LongText,
-    Message,
-    Name,
-    Text,
-    Turns,
-)
+from streamfleet_common.chat import Turns
+from streamfleet_common.message import MAX_PROMPT_CHARS, SEQUENCE, LongText, Message, Name, Text
 
 MAX_QUESTIONS = 256
 MAX_OPTIONS = 256
@@ -138,7 +131,7 @@ class DecideRequest(Message):
     def text(self) -> str:
         """The state as text: of a chat each turn, with who said it."""
         if self.messages is not None:
-            return "\n".join(f"{turn.role}: {turn.content}" for turn in self.messages)
+            return "\n".join(f"{turn.role}: {turn.text}" for turn in self.messages)
         return self.state or str(self.state_json)
 
     def temperature(self, options: int) -> float:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, dataclass_transform
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Self, dataclass_transform
 
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, ValidationError
 from pydantic_core import CoreSchema, core_schema
@@ -122,17 +122,3 @@ class Message(BaseModel, metaclass=_Door):
         _set(message, "__pydantic_extra__", None)
         _set(message, "__pydantic_private__", None)
         return message
-
-
-class ChatMessage(Message):
-    """One turn of a chat; the worker renders the turns with its model's own template."""
-
-    role: Literal["system", "user", "assistant", "tool"]
-    content: LongText
-
-
-if TYPE_CHECKING:
-    # Whoever builds a request may write a list; what it then holds is a tuple all the same.
-    Turns = Sequence[ChatMessage]
-else:
-    Turns = Annotated[tuple[ChatMessage, ...], Field(strict=False, max_length=1000)]

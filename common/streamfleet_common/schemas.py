@@ -16,6 +16,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from streamfleet_common import errors
+from streamfleet_common.chat import ChatMessage as ChatMessage  # noqa: PLC0414 (it is looked for here)
+from streamfleet_common.chat import Tool as Tool  # noqa: PLC0414
+from streamfleet_common.chat import ToolCall as ToolCall  # noqa: PLC0414
+from streamfleet_common.chat import Tools, Turns
 from streamfleet_common.decisions import DecideRequest, Decision
 from streamfleet_common.message import (
     SEQUENCE,
@@ -31,9 +35,7 @@ from streamfleet_common.message import (
     Texts,
     TokenId,
     TopLogprobs,
-    Turns,
 )
-from streamfleet_common.message import ChatMessage as ChatMessage  # noqa: PLC0414 (it is looked for here)
 from streamfleet_common.one_shot import (
     CallRequest,
     Classification,
@@ -161,6 +163,8 @@ class GenerateRequest(Message):
     prompt: LongText | None = None
     prompt_token_ids: _PromptIds | None = None
     messages: Turns | None = None
+    tools: Tools = ()
+    """What the model may ask its caller to do; its template tells it how. Only with `messages`."""
     max_tokens: Annotated[
         Annotated[int, Field(ge=1, le=MAX_TOKENS)] | Literal["fit"],
         Said(f'Input should be an integer from 1 to {MAX_TOKENS}, or "fit"'),
@@ -221,6 +225,8 @@ class GenerateRequest(Message):
         value = prompts[given[0]]
         if not value or (isinstance(value, str) and value.isspace()):
             raise ValueError(f"{given[0]} is empty: there is nothing to continue")
+        if self.tools and self.messages is None:
+            raise ValueError("tools need messages: it is the model's chat template that tells it of them")
         return self
 
 

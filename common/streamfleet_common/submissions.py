@@ -81,7 +81,8 @@ def _tokens(request: Request, payload_bytes: int) -> int:
     if request.prompt_token_ids is not None:
         prompt = len(request.prompt_token_ids)
     else:
-        prompt = _estimated(request.prompt or "", *(turn.content for turn in request.messages or ()))
+        parts = (*(request.messages or ()), *request.tools)
+        prompt = _estimated(request.prompt or "", *(part.text for part in parts))
     if request.truncate is not None:
         prompt = min(prompt, request.truncate)
     # "fit" takes what is left, and nobody here knows how much that is.

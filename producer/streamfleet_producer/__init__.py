@@ -55,6 +55,8 @@ from streamfleet_common.schemas import (
     Sampling,
     Start,
     Timing,
+    Tool,
+    ToolCall,
     Usage,
 )
 from streamfleet_producer.client import Client
@@ -109,6 +111,8 @@ __all__ = [
     "TokenCounter",
     "TokenStream",
     "TooLong",
+    "Tool",
+    "ToolCall",
     "Undecodable",
     "Unsupported",
     "Usage",

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar, Unpack
 
 from streamfleet_common import codec
+from streamfleet_common.chat import ChatMessage
 from streamfleet_common.decisions import MAX_QUESTIONS, DecideRequest, Decision, Question
 from streamfleet_common.errors import IncompleteGeneration, InvalidRequest
-from streamfleet_common.message import ChatMessage
 from streamfleet_common.one_shot import (
     MAX_ITEMS,
     Classification,

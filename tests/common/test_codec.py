@@ -32,6 +32,8 @@ from streamfleet_common.schemas import (
     Sampling,
     Start,
     Timing,
+    Tool,
+    ToolCall,
     Usage,
 )
 
@@ -147,6 +149,7 @@ def test_requests_come_back() -> None:
         request=GenerateRequest(
             model="m",
             messages=(ChatMessage(role="system", content=""), ChatMessage(role="user", content="a")),
+            tools=(Tool(name="f", description="d", parameters={"type": "object"}),),
             max_tokens="fit",
             min_tokens=0,
             n=4,
@@ -245,14 +248,25 @@ SAMPLINGS = _messages(
     seed=st.none() | COUNTS,
 )
 GUIDES = st.sampled_from([Guide(json_schema="{}"), Guide(regex="a+"), Guide(choice=("a", "b"))])
+CALLS = _messages(ToolCall, id=TEXTS, name=st.just("f"), arguments=st.sampled_from(["{}", '{"a": 1}']))
 PROMPTS = st.one_of(
     st.fixed_dictionaries({"prompt": st.text(min_size=1).filter(lambda text: not text.isspace())}),
     st.fixed_dictionaries({"prompt_token_ids": st.just((1, 2))}),
     st.fixed_dictionaries(
         {
             "messages": st.lists(
-                _messages(ChatMessage, role=st.sampled_from(["user", "system"]), content=TEXTS), min_size=1
-            ).map(tuple)
+                _messages(ChatMessage, role=st.sampled_from(["user", "system"]), content=TEXTS)
+                | st.builds(
+                    ChatMessage,
+                    role=st.just("assistant"),
+                    content=TEXTS,
+                    tool_calls=st.lists(CALLS, min_size=1, max_size=2).map(tuple),
+                ),
+                min_size=1,
+            ).map(tuple),
+            "tools": st.sampled_from(
+                [(), (Tool(name="f"),), (Tool(name="f", description="d"), Tool(name="g"))]
+            ),
         }
     ),
 )

@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamfleet_common import codec
+from streamfleet_common.chat import ChatMessage
 from streamfleet_common.decisions import DecideRequest, Decision, Question
 from streamfleet_common.errors import InvalidRequest
-from streamfleet_common.message import ChatMessage, Message
+from streamfleet_common.message import Message
 from streamfleet_common.schemas import End, Envelope, GenerateRequest
 from streamfleet_common.submissions import Submission
 

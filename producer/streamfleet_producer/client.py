@@ -24,6 +24,7 @@ from streamfleet_producer.catalogue import CARD_LIFE_S
 from streamfleet_producer.event_reader import MAX_BYTES, MAX_FRAMES, EventReader
 from streamfleet_producer.handler_calls import HandlerCalls
 from streamfleet_producer.handler_values import plain_input
+from streamfleet_producer.hub import Hub
 from streamfleet_producer.intake import Intake, checked, not_found
 from streamfleet_producer.link import GRACE_S, OUTAGE_S, SILENCE_S, Link, Patience
 from streamfleet_producer.many import Many
@@ -73,18 +74,20 @@ class Client(OneShot, HandlerCalls):
         card_life_s: float = CARD_LIFE_S,
         durability: Durability = "fast",
         tokenizer: TokenCounter | str | Path | None = None,
+        hub: Hub | None = None,
     ) -> None:
         self._intake = Intake(queue, tenant, secret, max_request_bytes, tokenizer)
         if durability not in get_args(Durability):
             fault = f"durability: one of {', '.join(get_args(Durability))} is wanted"
             raise InvalidRequest(fault, problems=[fault])
-        self.url = url
+        self.url = url if hub is None else hub.url
         self.queue = queue
         self.tenant = tenant
         self._max_connections = max_connections
         self._patience = Patience(silence_s, grace_s, outage_s)
         self._card_life_s = card_life_s
         self._durability: Durability = durability
+        self._hub = hub
         self._link: Link | None = None
 
     # --- life
@@ -92,7 +95,11 @@ class Client(OneShot, HandlerCalls):
     async def open(self) -> Self:
         """Make ready; nothing connects before it is used."""
         if self._link is None:
-            connections = Connections.open(self.url, max_connections=self._max_connections)
+            hub = self._hub
+            if hub is None:
+                connections = Connections.open(self.url, max_connections=self._max_connections)
+            else:
+                connections = hub.connections
             self._link = Link(
                 connections,
                 self.queue,
@@ -100,6 +107,7 @@ class Client(OneShot, HandlerCalls):
                 patience=self._patience,
                 card_life_s=self._card_life_s,
                 durability=self._durability,
+                subscriber=None if hub is None else hub.subscriber,
             )
         return self
 
@@ -181,7 +189,7 @@ class Client(OneShot, HandlerCalls):
         async def joining() -> Ticket:
             record = await self._record(link, id)
             await reader.listen(id)
-            reader.arm(deadline_at=_deadline_at(record), doubtful=True)
+            reader.arm(deadline_at=_deadline_at(link, record), doubtful=True)
             return Ticket(id, record.state, duplicate=True, depth=0)
 
         return TokenStream(reader, joining)
@@ -211,8 +219,9 @@ class Client(OneShot, HandlerCalls):
         if timeout is None:
             return await self._run(request, idempotency_key, options, math.inf)
         options.setdefault("deadline_s", timeout)
-        late_at = _now() + timeout
-        async with _until(late_at):
+        link = self._open_link()
+        late_at = link.now() + timeout
+        async with _until(link, late_at):
             return await self._run(request, idempotency_key, options, late_at)
 
     async def _run(self, request: Request, key: str | None, options: Options, late_at: float) -> End:
@@ -270,11 +279,11 @@ class Client(OneShot, HandlerCalls):
         cancelled. Raises as `run` does.
         """
         link = self._open_link()
-        late_at = _late_at(timeout)
+        late_at = _late_at(link, timeout)
         if timeout is not None:
             options.setdefault("deadline_s", timeout)
         many = Many(requests, idempotency_keys, excuse=return_exceptions)
-        async with _until(late_at):
+        async with _until(link, late_at):
             return await many.run(self._intake, link, options, late_at)
 
     # --- now, and later
@@ -315,11 +324,11 @@ class Client(OneShot, HandlerCalls):
             Cancelled, GenerationFailed, InvalidRequest, …: how it ended.
         """
         link = self._open_link()
-        late_at = _late_at(timeout)
-        async with _until(late_at):
+        late_at = _late_at(link, timeout)
+        async with _until(link, late_at):
             record = await self._record(link, id)
             async with Answers(link, [id]) as (answer,):
-                deadline_at = _deadline_at(record)
+                deadline_at = _deadline_at(link, record)
                 late_at = min(late_at, deadline_at + self._patience.grace_s)
                 answer.arm(deadline_at=deadline_at, late_at=late_at, doubtful=True)
                 return await answer.future
@@ -387,28 +396,24 @@ class Client(OneShot, HandlerCalls):
         return record
 
 
-def _now() -> float:
-    return asyncio.get_running_loop().time()
-
-
-def _late_at(timeout: float | None) -> float:
-    return math.inf if timeout is None else _now() + timeout
+def _late_at(link: Link, timeout: float | None) -> float:
+    return math.inf if timeout is None else link.now() + timeout
 
 
 @asynccontextmanager
-async def _until(late_at: float) -> AsyncIterator[None]:
+async def _until(link: Link, late_at: float) -> AsyncIterator[None]:
     """Bound what asks Redis, which may hang for longer than the caller wants to wait.
 
     Raises:
-        DeadlineExceeded: there is no outcome yet `LAST_LOOK_S` after `late_at`, on the loop's clock.
+        DeadlineExceeded: there is no outcome yet `LAST_LOOK_S` after `late_at`, on the link's clock.
     """
     try:
-        async with asyncio.timeout_at(None if late_at == math.inf else late_at + LAST_LOOK_S):
+        async with asyncio.timeout(None if late_at == math.inf else late_at - link.now() + LAST_LOOK_S):
             yield
     except TimeoutError:
         raise too_late() from None
 
 
-def _deadline_at(record: Record) -> float:
+def _deadline_at(link: Link, record: Record) -> float:
     # The server's clock is not ours: the whole span, counted from now on, is an upper bound.
-    return _now() + max(0, record.deadline_at_ms - record.accepted_at_ms) / 1000
+    return link.now() + max(0, record.deadline_at_ms - record.accepted_at_ms) / 1000

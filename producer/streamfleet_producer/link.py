@@ -57,7 +57,10 @@ class Waiting(Protocol):
 
 
 class Link:
-    """The parts of an open client, wired together. All on one event loop."""
+    """The parts of an open client, wired together. All on one event loop.
+
+    With a `subscriber` it is one of several on the same connections, and closes neither.
+    """
 
     def __init__(
         self,
@@ -68,6 +71,7 @@ class Link:
         patience: Patience,
         card_life_s: float,
         durability: Durability = "fast",
+        subscriber: Subscriber | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self.queue = queue
@@ -90,7 +94,8 @@ class Link:
         self.waiting: set[Waiting] = set()
         """Whoever has to be told when the link closes."""
         self._connections = connections
-        self._subscriber = Subscriber(connections)
+        self._shares = subscriber is not None
+        self._subscriber = Subscriber(connections) if subscriber is None else subscriber
         self.rids = RidPool(self._subscriber, self.channel)
 
     def now(self) -> float:
@@ -256,8 +261,9 @@ class Link:
         for coalescer in coalescers:
             await coalescer.close(closed())
         await self.catalogue.close()
-        await self._subscriber.close()
-        await self._connections.close()
+        if not self._shares:
+            await self._subscriber.close()
+            await self._connections.close()
 
     async def _send_the_last(self) -> None:
         await asyncio.gather(*self._calls, return_exceptions=True)

@@ -62,12 +62,14 @@ class RidPool:
             self._rids.append(rid)
 
     async def close(self) -> None:
-        """Stop filling."""
+        """Stop filling, and listen no more."""
         self._closed = True
         filling = self._filling
         if filling is not None:
             filling.cancel()
             await asyncio.wait([filling])
+        self._subscriber.unsubscribe([self._channel(rid) for rid in self._rids], self)
+        self._rids.clear()
 
     # --- a Listener
 

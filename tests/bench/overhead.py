@@ -36,7 +36,7 @@ from server import add_options, serving
 from streamfleet_common.broker import Broker
 from streamfleet_common.connections import Connections
 from streamfleet_producer import Client
-from streamfleet_worker import logs
+from streamfleet_common import logs
 from streamfleet_worker.engine import devices, models
 from streamfleet_worker.engine.base import Step
 from streamfleet_worker.engine.generation import GenerationEngine

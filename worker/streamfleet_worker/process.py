@@ -13,12 +13,12 @@ from importlib.metadata import version
 import structlog
 from prometheus_client import disable_created_metrics
 
-from streamfleet_common import durability
+from streamfleet_common import durability, logs
 from streamfleet_common.broker import Broker
 from streamfleet_common.connections import Connections
 from streamfleet_common.errors import BrokerUnavailable, StreamfleetError
 from streamfleet_common.settings import Durability, misspelled
-from streamfleet_worker import engines, interpreter, logs
+from streamfleet_worker import engines, interpreter
 from streamfleet_worker.health import HealthServer
 from streamfleet_worker.metrics import EngineCounts, EngineMemory, QueueDepth
 from streamfleet_worker.settings import WRONG_SETTINGS, WorkerSettings, chosen

@@ -17,11 +17,11 @@ from types import MappingProxyType
 
 import structlog
 
+from streamfleet_common import logs
 from streamfleet_common.broker import Broker
 from streamfleet_common.connections import Connections
 from streamfleet_common.errors import BrokerUnavailable, StreamfleetError
 from streamfleet_common.settings import misspelled
-from streamfleet_worker import logs
 from streamfleet_worker.child import Child
 from streamfleet_worker.settings import WorkerSettings
 from streamfleet_worker.supervised import Supervision

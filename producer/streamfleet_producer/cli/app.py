@@ -14,6 +14,7 @@ from streamfleet_producer.cli.classify import classify
 from streamfleet_producer.cli.decide import decide
 from streamfleet_producer.cli.demo import demo
 from streamfleet_producer.cli.embed import embed
+from streamfleet_producer.cli.gateway import gateway
 from streamfleet_producer.cli.queues import queues
 from streamfleet_producer.cli.rerank import rerank
 from streamfleet_producer.cli.result import result
@@ -54,7 +55,7 @@ def _options(
 
 
 for command in (
-    *(demo, up, worker),
+    *(demo, up, worker, gateway),
     *(stream, submit, result, status, cancel),
     *(embed, classify, rerank, decide, call),
     queues,

@@ -1,4 +1,7 @@
-"""How a worker logs: structlog to standard error, JSON for machines or lines for people."""
+"""How a worker or a gateway logs: structlog to standard error, JSON for machines or lines for people.
+
+Needs structlog, which the base install lacks.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ import structlog
 
 
 class _Forwarder(logging.Handler):
-    """Brings what the engine logs, by the standard library alone, into the same lines."""
+    """Brings what is logged by the standard library alone, as an engine does, into the same lines."""
 
     def emit(self, record: logging.LogRecord) -> None:
         structlog.get_logger().log(record.levelno, record.getMessage())

@@ -11,7 +11,7 @@ from threading import Thread
 
 import pytest
 
-from streamfleet_worker import logs
+from streamfleet_common import logs
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def test_what_the_engine_says_on_its_thread_is_a_line_like_any_other(
 
 def test_a_log_that_nobody_reads_any_more_ends_nobody() -> None:
     script = (
-        "import sys, structlog; from streamfleet_worker import logs; logs.configure('json', 'info');"
+        "import sys, structlog; from streamfleet_common import logs; logs.configure('json', 'info');"
         "sys.stdin.read(); log = structlog.get_logger(); [log.info('x' * 9000) for _ in 'abc']; print('on')"
     )
     with subprocess.Popen(

@@ -1,0 +1,151 @@
+"""One HTTP request on its way through the gateway."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Coroutine
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Generic, TypeVar, cast, get_args
+
+from starlette.requests import Request as HttpRequest
+from starlette.types import Receive
+
+from streamfleet_common.errors import InvalidRequest
+from streamfleet_common.schemas import Lane
+from streamfleet_producer.client import Client
+from streamfleet_producer.gateway.dialects import Dialect
+from streamfleet_producer.gateway.directory import Served
+from streamfleet_producer.gateway.event_stream import EventStream
+from streamfleet_producer.gateway.keys import Tenant
+from streamfleet_producer.gateway.refusals import NoWorker
+from streamfleet_producer.gateway.services import Services
+from streamfleet_producer.ticket import Options
+
+_B = TypeVar("_B")
+_T = TypeVar("_T")
+
+MAX_KEY_CHARS = 256
+
+
+class ClientGone(Exception):
+    """The client has closed its connection: nobody reads what would be answered."""
+
+
+class Call(Generic[_B]):
+    """What an endpoint is given: the services, who asks, and the body, validated."""
+
+    def __init__(
+        self,
+        services: Services,
+        http: HttpRequest,
+        receive: Receive,
+        *,
+        tenant: Tenant,
+        dialect: Dialect,
+        body: _B,
+    ) -> None:
+        self.services = services
+        self.http = http
+        self.tenant = tenant
+        self.body = body
+        self._receive = receive
+        self._dialect = dialect
+
+    @property
+    def idempotency_key(self) -> str | None:
+        """The header `Idempotency-Key`: sent twice with the same one, a request runs once.
+
+        Raises:
+            InvalidRequest: it is too long.
+        """
+        key = self.http.headers.get("idempotency-key")
+        if key is not None and not 0 < len(key) <= MAX_KEY_CHARS:
+            raise InvalidRequest(f"Idempotency-Key: 1 to {MAX_KEY_CHARS} characters are wanted")
+        return key
+
+    @property
+    def options(self) -> Options:
+        """What the header says about the request: `X-Request-Timeout` (seconds), `X-Lane`, `traceparent`.
+
+        Raises:
+            InvalidRequest: one of them is not valid.
+        """
+        headers = self.http.headers
+        options: Options = {"deadline_s": self.services.settings.request_timeout_s}
+        timeout = headers.get("x-request-timeout")
+        if timeout is not None:
+            try:
+                options["deadline_s"] = float(timeout)
+            except ValueError:
+                raise InvalidRequest("X-Request-Timeout: a number of seconds is wanted") from None
+        lane = headers.get("x-lane")
+        if lane is not None:
+            if lane not in get_args(Lane):
+                raise InvalidRequest(f"X-Lane: one of {', '.join(get_args(Lane))} is wanted")
+            options["lane"] = cast("Lane", lane)
+        traceparent = headers.get("traceparent")
+        if traceparent is not None and len(traceparent) == 55:
+            options["traceparent"] = traceparent  # of any other form it is to be ignored, says its standard
+        return options
+
+    async def served(self, name: str | None, kind: str, default: str | None = None) -> Served:
+        """The queue that does such work; see `Directory.find`.
+
+        Raises:
+            NoWorker: it has no live worker, and the settings say to refuse then.
+            ModelNotFound, InvalidRequest, BrokerUnavailable: as there.
+        """
+        served = await self.services.directory.find(name, kind, default)
+        if not served.cards and self.services.settings.no_worker == "refuse":
+            raise NoWorker(f"no worker serves queue {served.queue!r} now: start one, or try again later")
+        return served
+
+    def client(self, queue: str) -> AbstractAsyncContextManager[Client]:
+        """A client of the queue, for this tenant."""
+        return self.services.clients.of(self.tenant, queue)
+
+    async def answer(self, asking: Coroutine[Any, Any, _T]) -> _T:
+        """Wait for what is asked for as long as somebody is there to read the answer.
+
+        A client that leaves cancels it, and with it its request.
+
+        Raises:
+            ClientGone: he has.
+        """
+        task = cast("asyncio.Task[object]", asyncio.current_task())
+        gone = False
+
+        async def watch() -> None:
+            nonlocal gone
+            while (await self._receive())["type"] != "http.disconnect":
+                pass
+            gone = True
+            task.cancel()
+
+        watching = asyncio.create_task(watch(), name="disconnect")
+        try:
+            return await asking
+        except asyncio.CancelledError:
+            if not gone:
+                raise
+            task.uncancel()
+            raise ClientGone from None
+        finally:
+            watching.cancel()
+
+    async def stream(
+        self, chunks: AsyncGenerator[bytes], *, headers: dict[str, str] | None = None
+    ) -> EventStream:
+        """The response that sends these chunks; see `EventStream` for what the generator has to do.
+
+        `headers` may be filled until the generator has given `OPENED`.
+        """
+        said = {} if headers is None else headers
+        stream = EventStream(
+            chunks,
+            self._dialect,
+            headers=lambda: said,
+            heartbeat_s=self.services.settings.heartbeat_s,
+            gone=self.services.metrics.gone,
+        )
+        return await self.answer(stream.opened())

@@ -1,0 +1,146 @@
+"""One operation of the HTTP interface: what it takes, who may ask for it, and how its errors are said."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import structlog
+from pydantic import BaseModel, ValidationError
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from streamfleet_common.errors import GenerationFailed, InvalidRequest, StreamfleetError
+from streamfleet_common.message import problems
+from streamfleet_producer.gateway.call import Call, ClientGone
+from streamfleet_producer.gateway.dialects import OPENAI, Dialect
+from streamfleet_producer.gateway.keys import ANYBODY, Tenant
+from streamfleet_producer.gateway.refusals import BodyTooLarge, HeaderTooLarge, Unauthorized
+from streamfleet_producer.gateway.services import Services
+
+log = structlog.get_logger()
+
+Endpoint = Callable[[Call[Any]], Awaitable[ASGIApp | Response]]
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """A method on a path. The description of the interface is made of these, too.
+
+    `body` is the model of a JSON body, None where there is none; `raw_body` leaves a body to the endpoint.
+    `answer` is the model of the JSON answer, if it has one. `public` needs no key.
+    """
+
+    method: Literal["GET", "POST", "DELETE"]
+    path: str
+    endpoint: Endpoint
+    summary: str
+    tag: str
+    body: type[BaseModel] | None = None
+    raw_body: bool = False
+    answer: type[BaseModel] | None = None
+    streams: bool = False
+    """It may answer with server-sent events."""
+    dialect: Dialect = field(default=OPENAI)
+    public: bool = False
+    hidden: bool = False
+    """Left out of the description."""
+
+
+class Application:
+    """An operation as an ASGI application: authenticates, reads, validates, runs, and says what is wrong."""
+
+    def __init__(self, operation: Operation) -> None:
+        self._operation = operation
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        services: Services = scope["app"].state.services
+        operation = self._operation
+        began_at = time.monotonic()
+        status = 499
+
+        async def sending(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        services.metrics.began()
+        try:
+            try:
+                response = await self._respond(services, scope, receive)
+            except ClientGone:
+                services.metrics.gone()
+                return
+            except StreamfleetError as error:
+                response = operation.dialect.response(error)
+            except Exception:
+                # Without the exception's words, which may quote a prompt.
+                log.exception("the gateway failed on a request", route=operation.path)
+                failure = GenerationFailed("the gateway failed on this request; its log says why")
+                response = operation.dialect.response(failure)
+            await response(scope, receive, sending)
+        finally:
+            services.metrics.ended(operation.path, status, time.monotonic() - began_at)
+
+    async def _respond(self, services: Services, scope: Scope, receive: Receive) -> ASGIApp | Response:
+        operation, settings = self._operation, services.settings
+        _check_headers(scope, settings.max_headers, settings.max_header_bytes)
+        http = HttpRequest(scope, receive)
+        tenant = ANYBODY if operation.public else _tenant(services, http)
+        body: Any = None
+        if operation.body is not None:
+            body = _parsed(operation.body, await _read(http, receive, settings.max_body_bytes))
+        return await operation.endpoint(
+            Call(services, http, receive, tenant=tenant, dialect=operation.dialect, body=body)
+        )
+
+
+def _tenant(services: Services, http: HttpRequest) -> Tenant:
+    authorization = http.headers.get("authorization")
+    tenant = services.keys.tenant(authorization)
+    if tenant is None:
+        why = "this key is nobody's, or no longer valid" if authorization else "a key is wanted"
+        raise Unauthorized(f"{why}: send `Authorization: Bearer KEY`")
+    return tenant
+
+
+def _check_headers(scope: Scope, most: int, most_bytes: int) -> None:
+    headers = scope["headers"]
+    if len(headers) > most:
+        raise HeaderTooLarge(f"{len(headers)} header fields are more than {most}: send fewer", limit=most)
+    if sum(len(name) + len(value) for name, value in headers) > most_bytes:
+        raise HeaderTooLarge(f"the header is over {most_bytes} bytes: send less", limit=most_bytes)
+
+
+async def _read(http: HttpRequest, receive: Receive, limit: int) -> bytes:
+    told = http.headers.get("content-length", "")
+    if told.isdecimal() and int(told) > limit:
+        raise _too_large(limit)
+    chunks, size = [], 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        chunk = message.get("body", b"")
+        size += len(chunk)
+        if size > limit:
+            raise _too_large(limit)
+        chunks.append(chunk)
+        if not message.get("more_body", False):
+            return b"".join(chunks)
+
+
+def _too_large(limit: int) -> BodyTooLarge:
+    return BodyTooLarge(f"the body is over max_body_bytes ({limit}): send less", limit=limit)
+
+
+def _parsed(model: type[BaseModel], body: bytes) -> BaseModel:
+    try:
+        return model.model_validate_json(body)
+    except ValidationError as error:
+        faults = problems(error)
+        raise InvalidRequest(f"the request is not valid: {'; '.join(faults)}", problems=faults) from None

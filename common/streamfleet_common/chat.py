@@ -16,27 +16,45 @@ MAX_CALLS = 128
 """In one turn."""
 MAX_OBJECT_CHARS = 64 * 1024
 """Of a tool's parameters, or of a call's arguments."""
+MAX_NESTED = 64
+"""Lists and maps within each other in such an object; templates go down to the last."""
 ANY_PARAMETERS = '{"type": "object", "properties": {}}'
 """Of a tool that says nothing of them."""
 
 
 def _as_object(value: Any) -> Any:
+    if not isinstance(value, str | Mapping):
+        return value
     try:
-        if isinstance(value, Mapping):
-            return json.dumps(value, ensure_ascii=False, allow_nan=False)
         if isinstance(value, str):
-            # What some models and clients write for a call without arguments.
-            made = json.loads(value, parse_constant=_refuse) if value.strip() else {}
-            if not isinstance(made, dict):
-                raise TypeError
-            if "\\u" in value:
-                # A lone surrogate, which no encoder takes, makes this fail.
-                json.dumps(made, ensure_ascii=False).encode()
-            return value if value.strip() else "{}"
+            # Some models and clients write nothing for a call without arguments.
+            text = value if value.strip() else "{}"
+        else:
+            text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+        made = json.loads(text, parse_constant=_refuse)
+        if "\\u" in text:
+            # A lone surrogate, which no encoder takes, makes this fail.
+            json.dumps(made, ensure_ascii=False).encode()
     except (TypeError, ValueError, RecursionError):
+        made = text = None
+    if not isinstance(made, dict):
         # Without the error's own words, which may quote the value.
-        raise ValueError("a JSON object is wanted, as text or as a map") from None
-    return value
+        raise ValueError("a JSON object is wanted, as text or as a map")
+    if _is_deep(made):
+        raise ValueError(f"lists and maps are nested more than {MAX_NESTED} deep: flatten them")
+    return text
+
+
+def _is_deep(value: Any) -> bool:
+    level = [value]
+    for _ in range(MAX_NESTED):
+        level = [
+            part
+            for holder in level
+            for part in (holder.values() if isinstance(holder, dict) else holder)
+            if isinstance(part, dict | list)
+        ]
+    return bool(level)
 
 
 def _refuse(constant: str) -> None:

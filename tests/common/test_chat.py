@@ -75,6 +75,16 @@ def test_anything_else_is_refused_and_not_repeated(value: Any) -> None:
     assert faults_of(Tool, {"name": "f", "parameters": value}) == [f"parameters: {NO_OBJECT}"]
 
 
+def test_objects_may_be_nested_so_deep_and_no_deeper() -> None:
+    def nested(depth: int) -> str:
+        return '{"a":' * (depth - 1) + "[]" + "}" * (depth - 1)
+
+    assert ToolCall(name="f", arguments=nested(64))
+    fault = "arguments: lists and maps are nested more than 64 deep: flatten them"
+    assert faults_of(ToolCall, {"name": "f", "arguments": nested(65)}) == [fault]
+    assert faults_of(ToolCall, {"name": "f", "arguments": json.loads(nested(65))}) == [fault]
+
+
 @pytest.mark.parametrize("value", [None, 7, ["{}"], b"{}", {"a": "\ud83d"}])
 def test_what_is_neither_text_nor_a_map_is_refused(value: Any) -> None:
     assert faults_of(ToolCall, {"name": "f", "arguments": value})[0].startswith("arguments: ")

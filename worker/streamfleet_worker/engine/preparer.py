@@ -45,8 +45,8 @@ class Preparer:
         Raises:
             ModelNotFound: it names another model.
             TooLong: prompt and answer do not fit.
-            Unsupported: it has messages, and the model no chat template; or a guide, and there is no
-                library for it.
+            Unsupported: it has messages, and the model no chat template, or one without tools; or a guide,
+                and there is no library for it.
             InvalidRequest: an empty prompt, a token id out of range, a bad word without tokens, messages
                 the template refuses, more to tell than a result holds.
         """
@@ -85,7 +85,7 @@ class Preparer:
 
     def _prompt(self, request: schemas.GenerateRequest) -> list[int]:
         if request.messages is not None:
-            ids = self._tokenizer.render(request.messages)
+            ids = self._tokenizer.render(request.messages, request.tools)
         elif request.prompt is not None:
             ids = self._tokenizer.encode(request.prompt)
             if ids == self._tokenizer.encode(""):

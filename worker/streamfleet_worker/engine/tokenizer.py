@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import re
 import secrets
 from collections.abc import Sequence
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-import jinja2
 import tokenizers
 
-from streamfleet_common.errors import InvalidRequest, TokenizerFailed, Unsupported
+from streamfleet_common.errors import InvalidRequest, TokenizerFailed
+from streamfleet_worker.engine.chat_template import ChatTemplate
 from streamfleet_worker.engine.incremental_decoder import IncrementalDecoder, PieceDecoder, WindowDecoder
 from streamfleet_worker.engine.pair_frame import PairFrame
 from streamfleet_worker.engine.pieces import Pieces
+from streamfleet_worker.engine.spellings import Marks, Spellings
 
 if TYPE_CHECKING:
-    from streamfleet_common.schemas import ChatMessage
+    from streamfleet_common.chat import ChatMessage, Tool
 
 LONG_CHARS = 2000
 """A text this long takes a millisecond; meanwhile other threads of the interpreter should run."""
@@ -67,13 +67,13 @@ class Tokenizer:
         self._opening = self._find_opening()
         self._bos: int | None = source.bos_token_id
         self._unknown: int | None = source.unk_token_id
-        spellings = sorted(self._special, key=len, reverse=True)
-        self._spelling = re.compile("|".join(map(re.escape, spellings))) if spellings else None
+        self._spellings = Spellings(self._special)
+        self._template = ChatTemplate(source)
 
     @property
     def has_chat_template(self) -> bool:
         """Whether `render` can work."""
-        return bool(self._source.chat_template)
+        return self._template.exists
 
     @property
     def tells_types(self) -> bool:
@@ -163,24 +163,31 @@ class Tokenizer:
         place = next((i for i in range(len(ids)) if ids[i : i + len(piece)] == piece), 0)
         return tuple(ids[:place])
 
-    def render(self, messages: Sequence[ChatMessage]) -> list[int]:
+    def render(self, messages: Sequence[ChatMessage], tools: Sequence[Tool] = ()) -> list[int]:
         """Ids of a chat in the model's own template, up to where the assistant's turn begins.
 
         Raises:
-            Unsupported: the model has no chat template.
-            InvalidRequest: the template refuses these messages, or does something with a message that
+            Unsupported: the model has no chat template, or one that would leave out tools or calls.
+            InvalidRequest: the template refuses these messages, or does something with a text that
                 spells a control token which we cannot follow.
         """
-        if not self.has_chat_template:
-            raise Unsupported(
-                "this model has no chat template: send a prompt instead of messages",
-                feature="messages",
+        marks = Marks()
+        marked = self._template.render(messages, tools, partial(self._spellings.mark, marks=marks))
+        if not marks:
+            return _ids(self._control, marked)
+        # Rendered once more, to see what the template makes of the texts themselves.
+        parts = marks.split(marked)
+        text = self._template.render(messages, tools, str)
+        if "".join(part for part, _ in parts) == text:
+            return self._ids_of(parts)
+        own = sum(self._spellings.count(part) for part, is_plain in parts if not is_plain)
+        if any(map(self._spellings.count, marks.texts)) or self._spellings.count(text) != own:
+            raise InvalidRequest(
+                "a message spells a control token of this model, and its chat template rewrites "
+                "messages: leave the control token out"
             )
-        turns = [{"role": m.role, "content": m.content} for m in messages]
-        text = self._template(turns)
-        if self._spelling is None or not any(self._spelling.search(m.content) for m in messages):
-            return _ids(self._control, text)
-        return self._render_apart(turns, text)
+        # Nothing but what might have become one beside other text, and has not.
+        return _ids(self._control, text)
 
     def user_turn(self) -> tuple[list[int], list[int]]:
         """Ids of what a chat has before the text of its only turn, a user's, and behind it up to the answer.
@@ -189,51 +196,26 @@ class Tokenizer:
             InvalidRequest: the template refuses such a chat, or does not show its text once and whole.
         """
         mark = f"mark{secrets.token_hex(8)}"
-        parts = self._template([{"role": "user", "content": mark}]).split(mark)
+        parts = self._template.text([{"role": "user", "content": mark}]).split(mark)
         if len(parts) != 2:
             raise InvalidRequest("the model's chat template does not show a message once and whole")
         before, behind = (self._control.encode(part, add_special_tokens=False).ids for part in parts)
         return before, behind
 
-    def _template(self, turns: list[dict[str, str]]) -> str:
-        try:
-            return str(self._source.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
-        except jinja2.TemplateError as error:
-            raise InvalidRequest(f"the model's chat template refuses these messages: {error}") from None
+    def _ids_of(self, parts: Sequence[tuple[str, bool]]) -> list[int]:
+        """Ids of a template's text, of whose parts some (True) are plain whatever they spell.
 
-    def _render_apart(self, turns: list[dict[str, str]], text: str) -> list[int]:
-        """The same when a content spells a control token: only those the template wrote are control.
-
-        The template is rendered once more with a mark for each content, which shows what text is its own.
-        The rest is done as the tokenizer itself does it: the text is split at control tokens, and what
-        lies between is encoded piece by piece.
+        It is done as the tokenizer itself does it: the text is split at control tokens, and what lies
+        between is encoded piece by piece.
         """
-        nonce = secrets.token_hex(8)
-        marks = [f"mark{nonce}x{i}x" for i in range(len(turns))]
-        marked = self._template(
-            [{"role": turn["role"], "content": mark} for turn, mark in zip(turns, marks, strict=True)]
-        )
-        contents = {mark: turn["content"] for mark, turn in zip(marks, turns, strict=True)}
-        parts = re.split(f"(mark{nonce}x[0-9]+x)", marked)
-        if "".join(contents.get(part, part) for part in parts) != text:
-            # Some templates trim what they are given.
-            contents = {mark: content.strip() for mark, content in contents.items()}
-        if "".join(contents.get(part, part) for part in parts) != text:
-            raise InvalidRequest(
-                "a message spells a control token of this model, and its chat template rewrites "
-                "messages: leave the control token out"
-            )
         ids: list[int] = []
         pending = ""
-        for part in parts:
-            if part in contents:
-                pending += contents[part]
-                continue
+        for part, is_plain in parts:
             start = 0
-            for match in self._spelling.finditer(part) if self._spelling else ():
-                ids += self.encode_piece(pending + part[start : match.start()])
-                ids.append(self._special[match.group()])
-                pending, start = "", match.end()
+            for begin, end in () if is_plain else self._spellings.find(part):
+                ids += self.encode_piece(pending + part[start:begin])
+                ids.append(self._special[part[begin:end]])
+                pending, start = "", end
             pending += part[start:]
         return ids + self.encode_piece(pending)
 

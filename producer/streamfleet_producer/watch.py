@@ -29,6 +29,26 @@ class Watched(Protocol):
         """`late_at` has come. Called once."""
 
 
+class Timer(Protocol):
+    """A call that is to come, as event loops have them."""
+
+    def when(self) -> float:
+        """Its time."""
+
+    def cancel(self) -> None:
+        """Let it not come."""
+
+
+class Clock(Protocol):
+    """What a `Watch` goes by: an event loop, or a time of one's own."""
+
+    def time(self) -> float:
+        """Seconds."""
+
+    def call_at(self, when: float, callback: Callable[[], None], /) -> Timer:
+        """Call once it is `when`."""
+
+
 class Watch:
     """Notices silence, deadlines and the time to give up.
 
@@ -36,20 +56,20 @@ class Watch:
     requests end, and those of lost workers are given to others, even where no worker is alive to do it.
     """
 
-    def __init__(self, silence_s: float, sweep: Callable[[], None]) -> None:
+    def __init__(self, silence_s: float, sweep: Callable[[], None], clock: Clock | None = None) -> None:
         self._silence_s = silence_s
         self._sweep = sweep
         self._sweep_at = -math.inf
         self._watched: set[Watched] = set()
-        self._timer: asyncio.TimerHandle | None = None
-        self._loop = asyncio.get_running_loop()
+        self._timer: Timer | None = None
+        self._clock: Clock = clock or asyncio.get_running_loop()
 
     def __len__(self) -> int:
         return len(self._watched)
 
     def add(self, watched: Watched) -> None:
         self._watched.add(watched)
-        now = self._loop.time()
+        now = self._clock.time()
         if self._sweep_at + SWEEP_S < now:
             # Nobody has waited for long: whoever is answered soon need not sweep.
             self._sweep_at = _next_sweep(now)
@@ -68,11 +88,11 @@ class Watch:
     def _schedule(self, at: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self._loop.call_at(at, self._look)
+        self._timer = self._clock.call_at(at, self._look)
 
     def _look(self) -> None:
         self._timer = None
-        now = self._loop.time()
+        now = self._clock.time()
         # Not before the next turn of the silence, unless something is due; and never in a tight loop.
         next_at, soonest = now + self._silence_s / 3, now + 0.001
         due = bool(self._watched) and self._sweep_at <= now

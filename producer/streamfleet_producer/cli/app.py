@@ -15,6 +15,7 @@ from streamfleet_producer.cli.decide import decide
 from streamfleet_producer.cli.demo import demo
 from streamfleet_producer.cli.embed import embed
 from streamfleet_producer.cli.gateway import gateway
+from streamfleet_producer.cli.keys import keys
 from streamfleet_producer.cli.queues import queues
 from streamfleet_producer.cli.rerank import rerank
 from streamfleet_producer.cli.result import result
@@ -61,3 +62,5 @@ for command in (
     queues,
 ):
     app.command(cls=Command, epilog=EXIT_CODES)(command)
+
+app.add_typer(keys)

@@ -38,7 +38,7 @@ class Services:
             hub=hub,
             directory=Directory(hub, settings.gateway_queues),
             clients=Clients(hub, durability=settings.durability, max_request_bytes=codec.MAX_REQUEST_BYTES),
-            keys=KeyRing(),
+            keys=KeyRing(settings.keys_file),
             metrics=GatewayMetrics(),
         )
 

@@ -6,12 +6,13 @@ was lost is made again.
 
 from __future__ import annotations
 
+from streamfleet_common.backlog import Backlogs
 from streamfleet_common.housekeeping import Housekeeping
 from streamfleet_common.producer_steps import ProducerSteps
 from streamfleet_common.worker_steps import WorkerSteps
 
 
-class Broker(ProducerSteps, WorkerSteps, Housekeeping):
+class Broker(ProducerSteps, WorkerSteps, Housekeeping, Backlogs):
     """One shard of one queue in Redis; safe for concurrent use by coroutines of one event loop.
 
     Raises:

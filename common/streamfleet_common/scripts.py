@@ -11,7 +11,17 @@ from typing import Any, Literal
 from redis.exceptions import NoScriptError
 
 ScriptName = Literal[
-    "submit", "start", "renew", "emit", "finish", "cancel", "release", "handback", "sweep", "announce"
+    "submit",
+    "start",
+    "renew",
+    "emit",
+    "finish",
+    "cancel",
+    "release",
+    "handback",
+    "sweep",
+    "announce",
+    "backlog",
 ]
 _PARTS: dict[ScriptName, tuple[str, ...]] = {
     # It stands on its own, since other languages send its very text.
@@ -25,6 +35,7 @@ _PARTS: dict[ScriptName, tuple[str, ...]] = {
     "handback": ("record", "recovery"),
     "sweep": ("record", "recovery"),
     "announce": ("record", "recovery"),
+    "backlog": (),
 }
 """What stands before each script."""
 

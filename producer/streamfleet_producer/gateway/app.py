@@ -8,12 +8,12 @@ from contextlib import asynccontextmanager
 from starlette.applications import Starlette
 from starlette.routing import Route
 
-from streamfleet_producer.gateway import health
+from streamfleet_producer.gateway import fleet_state, health
 from streamfleet_producer.gateway.operation import Application, Operation
 from streamfleet_producer.gateway.services import Services
 from streamfleet_producer.gateway.settings import GatewaySettings
 
-OPERATIONS: tuple[Operation, ...] = (*health.OPERATIONS,)
+OPERATIONS: tuple[Operation, ...] = (*health.OPERATIONS, *fleet_state.OPERATIONS)
 """Each module of routes brings its own."""
 
 

@@ -141,8 +141,8 @@ class Directory:
 
     async def _read(self) -> None:
         try:
-            names = self._only or tuple(await self._broker("default").queues())[:MOST_QUEUES]
-            found = await asyncio.gather(*(self._broker(name).cards() for name in names))
+            names = self._only or tuple(await self.broker("default").queues())[:MOST_QUEUES]
+            found = await asyncio.gather(*(self.broker(name).cards() for name in names))
             self._cards = {name: tuple(cards) for name, cards in zip(names, found, strict=True)}
             self._read_at = self._now()
             for name in self._brokers.keys() - set(names):
@@ -150,7 +150,8 @@ class Directory:
         finally:
             self._reading = None
 
-    def _broker(self, queue: str) -> Broker:
+    def broker(self, queue: str) -> Broker:
+        """What asks Redis about a queue."""
         broker = self._brokers.get(queue)
         if broker is None:
             broker = self._brokers[queue] = Broker(self._hub.connections, queue)

@@ -56,8 +56,8 @@ class Mutant:
 FENCE = "and sub(record, 15, 14 + #fence) == fence"
 PLACE = "call('ZREM', T .. ':open', unpack(ended.rids))"
 UNSTARTED = "elseif owner == '' then\n        -- Given out, but never begun: nobody died of it."
-DISCARD = "for letter, eids in pairs(ended.entries) do discard(letter, eids) end"
-ACK = "redis.pcall('XACK', T .. STREAMS[letter], 'w', unpack(eids))"
+DISCARD = "for code, eids in pairs(ended.entries) do discard(code, eids) end"
+ACK = "redis.pcall('XACK', T .. STREAMS[code], 'w', unpack(eids))"
 EPOCH_OF_END = "epoch = string.format('%.0f', epoch + 1)\n  local head"
 SAME = "match(head, '|[^|]*|[^|]*$') == match(ARGV[at + 2], '|[^|]*|[^|]*$')"
 LOGGED = "if log(rid, id, frame) then"
@@ -96,8 +96,8 @@ SUBMIT: list[Mutant] = [
     Mutant(
         "MAXLEN on a lane",
         "submit",
-        "LANES[lane], '*'",
-        "LANES[lane], 'MAXLEN', 2, '*'",
+        "'XADD', key, '*'",
+        "'XADD', key, 'MAXLEN', 2, '*'",
         test_submit.test_a_batch_is_taken_in_order,
     ),
     Mutant(
@@ -168,8 +168,8 @@ START: list[Mutant] = [
     Mutant(
         "start buries garbage each time",
         "start",
-        "call('XDEL', T .. STREAMS[letter], eid) == 1",
-        "call('XDEL', T .. STREAMS[letter], eid) >= 0",
+        "call('XDEL', T .. STREAMS[code], eid) == 1",
+        "call('XDEL', T .. STREAMS[code], eid) >= 0",
         test_start.test_garbage_in_a_lane_goes_to_the_dead_letter_once,
         {"lane": "normal"},
     ),
@@ -343,7 +343,7 @@ RUN: list[Mutant] = [
     Mutant(
         "finish keeps the tokens",
         "finish",
-        "ended.tokens = ended.tokens + tokens",
+        "sums.tokens = sums.tokens + tokens",
         "",
         test_admission.test_every_end_gives_its_tokens_back,
         {"way": "finish"},
@@ -492,7 +492,7 @@ GIVE_UP: list[Mutant] = [
     Mutant(
         "a renewal does not claim",
         "renew",
-        "redis.pcall('XCLAIM', T .. STREAMS[letter], 'w', owner, 0, unpack(eids))",
+        "redis.pcall('XCLAIM', T .. STREAMS[code], 'w', owner, 0, unpack(eids))",
         "",
         test_leases.test_a_renewal_starts_the_lease_anew,
     ),
@@ -596,8 +596,8 @@ SWEEP: list[Mutant] = [
     Mutant(
         "whoever is slow is silent",
         "sweep",
-        "pending(letter, lease, limit)",
-        "pending(letter, 0, limit)",
+        "pending(code, lease, limit)",
+        "pending(code, 0, limit)",
         test_sweep.test_only_what_is_silent_is_taken,
     ),
     Mutant(
@@ -611,7 +611,7 @@ SWEEP: list[Mutant] = [
         "crash count from XPENDING",
         "sweep",
         "crashes = string.format('%.0f', crashes + 1)",
-        "crashes = tostring(call('XPENDING', T .. STREAMS[letter], 'w', eid, eid, 1)[1][4])",
+        "crashes = tostring(call('XPENDING', T .. STREAMS[code], 'w', eid, eid, 1)[1][4])",
         test_suspects.test_the_way_of_a_poison,
     ),
     Mutant(
@@ -631,7 +631,7 @@ SWEEP: list[Mutant] = [
     Mutant(
         "a loss in company convicts",
         "sweep",
-        "if letter == 'S' then solo",
+        "if code == 'S' then solo",
         "if true then solo",
         test_suspects.test_losses_in_company_convict_nobody,
     ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from streamfleet_common.keys import LETTERS, Stream
+from streamfleet_common.keys import Stream, place_of
 from streamfleet_common.schemas import End
 
 
@@ -17,11 +17,12 @@ class Entry:
     eid: str
     stream: Stream
     payload: bytes
+    sub_lane: int = 0
 
     @property
     def place(self) -> str:
         """Where it lies, as records say it."""
-        return LETTERS[self.stream] + self.eid
+        return place_of(self.stream, self.eid, self.sub_lane)
 
 
 @dataclass(slots=True)

@@ -119,7 +119,10 @@ class QueueFull(StreamfleetError):
     """The queue takes no more now; try again after `retry_after` seconds.
 
     `reason`: too many "requests" or "tokens" are accepted and unfinished, somebody "paused" the queue, or
-    Redis's "memory" is nearly full. `position`: how many requests would have to end first.
+    Redis's "memory" is nearly full. Or the tenant has as much as its share allows, while others may go on: of
+    open requests ("tenant_requests"; wait for some to end), of the tokens these may take ("tenant_tokens";
+    that, or ask for fewer), or of a day's tokens ("tenant_budget"; come back after midnight UTC, or have the
+    share raised). `limit` is then that of the share. `position`: how many requests would have to end first.
     """
 
     code = "queue_full"

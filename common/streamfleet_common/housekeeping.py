@@ -7,8 +7,8 @@ from typing import Any
 from streamfleet_common import codec
 from streamfleet_common.cards import Card
 from streamfleet_common.deliveries import Swept
-from streamfleet_common.errors import BrokerUnavailable
-from streamfleet_common.keys import QUEUES
+from streamfleet_common.errors import BrokerUnavailable, InvalidRequest
+from streamfleet_common.keys import MAX_SUB_LANES, QUEUES
 from streamfleet_common.schemas import End, EndState, Failure
 from streamfleet_common.steps import Steps
 
@@ -69,15 +69,22 @@ class Housekeeping(Steps):
         lease_ms: int = LEASE_MS,
         keep_payload: bool = False,
         crowded: bool = False,
+        sub_lanes: int = 1,
     ) -> None:
         """Show a worker's card for `life_ms`; 0 takes it down, and forgets the worker's consumers.
 
         `keep_payload` keeps the requests themselves in dead letters. `crowded` refuses new requests for half
-        the card's life: Redis's memory is nearly full.
+        the card's life: Redis's memory is nearly full. Each lane is split into `sub_lanes` (1 to
+        `MAX_SUB_LANES`), in one of which a tenant's requests wait.
+
+        Raises:
+            InvalidRequest: `sub_lanes` is out of its bounds.
         """
+        if not 1 <= sub_lanes <= MAX_SUB_LANES:
+            raise InvalidRequest(f"{sub_lanes} sub-lanes are not possible: take 1 to {MAX_SUB_LANES}")
         limits = card.limits
         args: list[Any] = [card.worker, codec.encode(card), life_ms, limits.max_queue_depth]
-        args += [limits.max_queue_tokens, lease_ms, int(keep_payload), int(crowded)]
+        args += [limits.max_queue_tokens, lease_ms, int(keep_payload), int(crowded), sub_lanes]
         now = await self._calls.script("announce", args)
         try:
             await self._calls.ask(lambda: self._commands.hset(QUEUES, self.keys.queue, str(now)))

@@ -6,7 +6,12 @@ the scripts may touch them together.
 
 from __future__ import annotations
 
+import hashlib
+import re
+from datetime import date
 from typing import Literal
+
+from streamfleet_common.errors import Undecodable
 
 Stream = Literal["high", "normal", "bulk", "high:again", "normal:again", "bulk:again", "solo"]
 """A stream of work: of a lane, of what came back to it (read first), or of suspects, which run alone."""
@@ -22,12 +27,46 @@ LETTERS: dict[Stream, str] = {
 """How a place names its stream."""
 STREAMS: dict[str, Stream] = {letter: stream for stream, letter in LETTERS.items()}
 AGAIN: tuple[Stream, ...] = ("high:again", "normal:again", "bulk:again")
+LANE_STREAMS: tuple[Stream, ...] = ("high", "normal", "bulk")
+"""Those of newcomers, which may be split into sub-lanes by tenant."""
+MAX_SUB_LANES = 64
+_PLACE = re.compile(r"([hnb])([1-9][0-9]*)\.(.*)|([hnbHNBS])(.*)", re.DOTALL)
 
 QUEUES = "streamfleet:queues"
 """Hash of all queues: name to the time (server ms) at which a worker last announced itself there."""
 
 GROUP = "w"
 """The one consumer group of every work stream."""
+
+
+def sub_lane_of(tenant: str, sub_lanes: int) -> int:
+    """In which of so many sub-lanes of a lane a tenant's requests wait."""
+    digest = hashlib.sha1(tenant.encode(), usedforsecurity=False).hexdigest()
+    return int(digest[:8], 16) % sub_lanes
+
+
+def all_streams(sub_lanes: int) -> list[tuple[Stream, int]]:
+    """Every stream of work where each lane has so many sub-lanes."""
+    split = [(stream, number) for number in range(1, sub_lanes) for stream in LANE_STREAMS]
+    return [(stream, 0) for stream in LETTERS] + split
+
+
+def place_of(stream: Stream, eid: str, sub_lane: int = 0) -> str:
+    """Where an entry lies, as records say it."""
+    return f"{LETTERS[stream]}{sub_lane}.{eid}" if sub_lane else LETTERS[stream] + eid
+
+
+def parse_place(place: str) -> tuple[Stream, int, str]:
+    """Stream, sub-lane and entry of a place.
+
+    Raises:
+        Undecodable: no place.
+    """
+    found = _PLACE.fullmatch(place)
+    if found is None:
+        raise Undecodable("not a place of an entry: was the record written by hand?")
+    letter, number, eid, whole, its_eid = found.groups()
+    return (STREAMS[letter], int(number), eid) if letter else (STREAMS[whole], 0, its_eid)
 
 
 class Keys:
@@ -43,10 +82,16 @@ class Keys:
         self.dead = f"{self.tag}:dead"
         self.workers = f"{self.tag}:workers"
         self.control = f"{self.tag}:control"
+        self.tenants = f"{self.tag}:tenants"
+        self.shares = f"{self.tag}:shares"
 
-    def stream(self, stream: Stream) -> str:
-        """A stream of work."""
-        return f"{self.tag}:s:{stream}"
+    def stream(self, stream: Stream, sub_lane: int = 0) -> str:
+        """A stream of work, of a lane the one of this sub-lane."""
+        return f"{self.tag}:s:{stream}:{sub_lane}" if sub_lane else f"{self.tag}:s:{stream}"
+
+    def usage(self, day: date) -> str:
+        """The ledger of a day (UTC)."""
+        return f"{self.tag}:usage:{day:%Y%m%d}"
 
     def record(self, rid: str) -> str:
         """The state of a request while it is open, its end afterwards."""

@@ -111,16 +111,15 @@ class ProducerSteps(Steps):
             pipe.zcard(self.keys.open)
             pipe.hget(self.keys.control, "max_queue_depth")
             pipe.xlen(self.keys.dead)
-            for stream in LETTERS:
-                pipe.xpending(self.keys.stream(stream), GROUP)
             return pipe.execute(raise_on_error=False)
 
-        open_, limit, dead, *pending = await self._calls.ask(ask)
+        pending = await self._ask_streams(lambda pipe, name: pipe.xpending(name, GROUP))
+        open_, limit, dead = await self._calls.ask(ask)
         for value in (open_, limit, dead):
             if isinstance(value, Exception):
                 raise self._calls.unavailable(value) from value
         # A stream that nobody has written to yet has no group, and nothing pending.
-        running = sum(stream["pending"] for stream in pending if isinstance(stream, dict))
+        running = sum(found["pending"] for _, _, found in pending if isinstance(found, dict))
         running = min(running, open_)
         return Depth(open_ - running, running, int(limit or MAX_QUEUE_DEPTH), dead)
 

@@ -15,8 +15,11 @@ CHARACTERS_PER_TOKEN = 4
 """In English prose, for tokenizers of today: what admission by tokens goes by where only text is known."""
 
 
-Refused = Literal["", "requests", "tokens", "paused", "memory"]
-"""Why a queue takes no more: too many requests or tokens, somebody paused it, or Redis is nearly full."""
+Refused = Literal[
+    "", "requests", "tokens", "paused", "memory", "tenant_requests", "tenant_tokens", "tenant_budget"
+]
+"""Why a queue takes no more: too many requests or tokens, somebody paused it, or Redis is nearly full; or its
+tenant has its share of open requests, of open tokens, or of a day's tokens."""
 
 
 @dataclass(slots=True)
@@ -53,7 +56,8 @@ class Submission:
 class Submitted:
     """What became of a submission. `depth` is the queue's depth after it.
 
-    The rest is set when the queue is "full": its limit, why it takes no more, and when to try again.
+    The rest is set when the queue is "full": its limit, or that of the tenant's share if this is why; why it
+    takes no more, and when to try again.
     """
 
     outcome: Literal["accepted", "duplicate", "conflict", "full"]

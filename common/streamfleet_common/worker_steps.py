@@ -24,10 +24,10 @@ from streamfleet_common.deliveries import (
     Taken,
 )
 from streamfleet_common.errors import BrokerUnavailable, InvalidRequest
-from streamfleet_common.keys import GROUP, LETTERS, STREAMS, Stream
+from streamfleet_common.keys import GROUP, LANE_STREAMS, LETTERS, Stream, parse_place, place_of
 from streamfleet_common.records import LETTERS as STATE_LETTERS
 from streamfleet_common.schemas import End, Failure, Start
-from streamfleet_common.steps import Steps
+from streamfleet_common.steps import SUB_LANE_FIELDS, Steps, sub_lanes_of
 
 RENEW_BUDGET_S = 2.0
 """A renewal that is not answered by then is made anew, with what is held by then."""
@@ -41,14 +41,16 @@ class WorkerSteps(Steps):
 
     async def create_groups(self) -> None:
         """Make the consumer groups, from the first entry on, so that nothing submitted earlier is missed."""
-        for stream in LETTERS:
-            await self._create_group(stream)
+        counts: Any = await self._calls.ask(
+            lambda: self._commands.hmget(self.keys.control, [*SUB_LANE_FIELDS])
+        )
+        self._sub_lanes = sub_lanes_of(counts)
+        for stream, number in self._streams():
+            await self._create_group(self.keys.stream(stream, number))
 
-    async def _create_group(self, stream: Stream) -> None:
+    async def _create_group(self, name: str) -> None:
         try:
-            await self._calls.ask(
-                lambda: self._commands.xgroup_create(self.keys.stream(stream), GROUP, id="0", mkstream=True)
-            )
+            await self._calls.ask(lambda: self._commands.xgroup_create(name, GROUP, id="0", mkstream=True))
         except BrokerUnavailable as error:
             if "BUSYGROUP" not in str(error.__cause__):
                 raise
@@ -74,32 +76,28 @@ class WorkerSteps(Steps):
         An entry that is there no more has no rid.
         """
         _check_owner(owner)
-
-        def pending() -> Awaitable[list[Any]]:
-            pipe = self._commands.pipeline(transaction=False)
-            for stream in LETTERS:
-                pipe.xpending_range(self.keys.stream(stream), GROUP, "-", "+", MAX_GIVEN, owner)
-            return pipe.execute(raise_on_error=False)
-
-        places: list[tuple[Stream, str]] = []
-        for stream, found in zip(LETTERS, await self._calls.ask(pending), strict=True):
+        pending = await self._ask_streams(
+            lambda pipe, name: pipe.xpending_range(name, GROUP, "-", "+", MAX_GIVEN, owner)
+        )
+        places: list[tuple[Stream, int, str]] = []
+        for stream, number, found in pending:
             # A stream that nobody has written to yet has no group, and nothing pending.
             for entry in found if isinstance(found, list) else ():
                 eid = entry["message_id"].decode()
-                if LETTERS[stream] + eid not in known:
-                    places.append((stream, eid))
+                if place_of(stream, eid, number) not in known:
+                    places.append((stream, number, eid))
         if not places:
             return []
 
         def bodies() -> Awaitable[list[Any]]:
             pipe = self._commands.pipeline(transaction=False)
-            for stream, eid in places:
-                pipe.xrange(self.keys.stream(stream), eid, eid)
+            for stream, number, eid in places:
+                pipe.xrange(self.keys.stream(stream, number), eid, eid)
             return pipe.execute()
 
         return [
-            _entry(eid, found[0][1] if found else None, stream)
-            for (stream, eid), found in zip(places, await self._calls.ask(bodies), strict=True)
+            _entry(eid, found[0][1] if found else None, stream, number)
+            for (stream, number, eid), found in zip(places, await self._calls.ask(bodies), strict=True)
         ]
 
     async def _read(
@@ -107,7 +105,12 @@ class WorkerSteps(Steps):
     ) -> list[Entry]:
         _check_owner(owner)
         block = () if block_ms is None else ("BLOCK", block_ms)
-        names = [self.keys.stream(stream) for stream in streams]
+        places = [
+            (stream, number)
+            for stream in streams
+            for number in range(self._sub_lanes if stream in LANE_STREAMS else 1)
+        ]
+        names = [self.keys.stream(stream, number) for stream, number in places]
         ids = [">"] * len(names)
         try:
             replies = await self._calls.once(
@@ -123,8 +126,8 @@ class WorkerSteps(Steps):
         # RESP3 has a map where RESP2 has pairs.
         by_stream: dict[bytes, Any] = dict(replies.items() if isinstance(replies, dict) else replies or [])
         return [
-            _entry(eid.decode(), fields, stream)
-            for stream, name in zip(streams, names, strict=True)
+            _entry(eid.decode(), fields, stream, number)
+            for (stream, number), name in zip(places, names, strict=True)
             for eid, fields in by_stream.get(name.encode(), ())
         ]
 
@@ -137,7 +140,8 @@ class WorkerSteps(Steps):
         items = [(entry.rid, entry.place) for entry in entries]
         started: list[Delivery | NotStarted] = []
         for batch in batches(items):
-            _, now, *replies = await self._calls.script("start", _start_args(owner, start, 0, (), batch))
+            args = _start_args(owner, start, 0, (), batch)
+            _, now, self._sub_lanes, *replies = await self._calls.script("start", args)
             for outcome in replies[3::4]:
                 started.append(_started(entries[len(started)], owner, int(now), outcome))
         return started
@@ -162,7 +166,7 @@ class WorkerSteps(Steps):
         entries = entries[:BATCH]
         items = [(entry.rid, entry.place) for entry in entries]
         args = _start_args(owner, start, min(count, BATCH), streams, items)
-        make_room, now, *replies = await self._calls.script("start", args)
+        make_room, now, self._sub_lanes, *replies = await self._calls.script("start", args)
         now_ms = int(now)
         started: list[tuple[Entry, Delivery | NotStarted]] = []
         for place, rid, payload, outcome in zip(*[iter(replies)] * 4, strict=True):
@@ -219,7 +223,8 @@ class WorkerSteps(Steps):
             letter = STATE_LETTERS[end.state]
             if finish.retry:
                 letter = "T" if finish.retry_after_ms is None else f"T{finish.retry_after_ms}"
-            items.append((delivery.entry.rid, delivery.fence, letter, body))
+            spent = f"{end.usage.prompt_tokens}|{end.usage.completion_tokens}" if end.usage else ""
+            items.append((delivery.entry.rid, delivery.fence, letter, body, spent))
         replies = await self._calls.script_in_batches("finish", [], items, client=self._connections.leases)
         return [reply in (b"ok", b"again") for reply in replies]
 
@@ -262,7 +267,8 @@ def _started(entry: Entry, owner: str, now_ms: int, outcome: bytes) -> Delivery 
 
 
 def _entry_at(place: str, rid: bytes, payload: bytes) -> Entry:
-    return Entry(rid.decode("ascii", "replace"), place[1:], STREAMS[place[0]], payload)
+    stream, number, eid = parse_place(place)
+    return Entry(rid.decode("ascii", "replace"), eid, stream, payload, number)
 
 
 def _too_large(end: End, size: int) -> End:
@@ -277,12 +283,14 @@ def _too_large(end: End, size: int) -> End:
     )
 
 
-def _entry(eid: str, fields: Mapping[bytes, bytes] | list[bytes] | None, stream: Stream) -> Entry:
+def _entry(
+    eid: str, fields: Mapping[bytes, bytes] | list[bytes] | None, stream: Stream, sub_lane: int
+) -> Entry:
     if isinstance(fields, list):
         # As the server sends them: each followed by its value.
         fields = dict(zip(fields[::2], fields[1::2], strict=True))
     rid = (fields or {}).get(b"r", b"")
-    return Entry(rid.decode("ascii", "replace"), eid, stream, (fields or {}).get(b"p", b""))
+    return Entry(rid.decode("ascii", "replace"), eid, stream, (fields or {}).get(b"p", b""), sub_lane)
 
 
 def _failed(message: str, *, retryable: bool) -> bytes:

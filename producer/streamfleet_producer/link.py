@@ -283,6 +283,15 @@ def _full(queue: str, submitted: Submitted) -> QueueFull:
         why, more = "is paused", "or resume it"
     elif submitted.reason == "memory":
         why, more = "takes no requests: the memory of its Redis is nearly full", "or raise its maxmemory"
+    elif submitted.reason == "tenant_requests":
+        why = f"takes no more of this tenant, which has its share of {submitted.limit} open requests"
+        more = "or have the share raised"
+    elif submitted.reason == "tenant_tokens":
+        why = f"takes no more of this tenant, whose open requests may take {submitted.limit} tokens at most"
+        more = "ask for fewer tokens, or have the share raised"
+    elif submitted.reason == "tenant_budget":
+        why = f"takes no more of this tenant, which has {submitted.limit} tokens a day (UTC)"
+        more = "ask for fewer tokens, or have the share raised"
     return QueueFull(
         f"queue {queue!r} {why}; try again in {submitted.retry_after_s:g} s, {more}",
         reason=submitted.reason,

@@ -43,6 +43,7 @@ DEFAULTS: dict[str, Any] = {
     "cuda_graphs": False,
     "max_queue_depth": 1024,
     "max_queue_tokens": 0,
+    "sub_lanes": 1,
     "lease_s": 15.0,
     "step_limit_s": 300.0,
     "dead_letter_payload": False,

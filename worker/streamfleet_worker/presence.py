@@ -35,6 +35,7 @@ class Presence:
         lease_s: float,
         max_queue_tokens: int = 0,
         keep_payload: bool = False,
+        sub_lanes: int = 1,
     ) -> None:
         self._broker = broker
         self._name = name
@@ -44,6 +45,7 @@ class Presence:
         self._lease_ms = round(lease_s * 1000)
         self._max_queue_tokens = max_queue_tokens
         self._keep_payload = keep_payload
+        self._sub_lanes = sub_lanes
         self._draining = False
 
     def card(self) -> Card:
@@ -82,6 +84,7 @@ class Presence:
             lease_ms=self._lease_ms,
             keep_payload=self._keep_payload,
             crowded=await self._crowded(),
+            sub_lanes=self._sub_lanes,
         )
 
     async def _crowded(self) -> bool:

@@ -75,6 +75,7 @@ async def _run(settings: WorkerSettings, name: str, supervision: Supervision | N
                 version=version("streamfleet"),
                 max_queue_tokens=settings.max_queue_tokens,
                 keep_payload=settings.dead_letter_payload,
+                sub_lanes=settings.sub_lanes,
                 lease_s=settings.lease_s,
                 step_limit_s=settings.step_limit_s,
                 drain_timeout_s=settings.drain_timeout_s,

@@ -10,6 +10,7 @@ from pydantic import Field
 
 from streamfleet_common.depth import MAX_QUEUE_DEPTH
 from streamfleet_common.errors import StreamfleetError
+from streamfleet_common.keys import MAX_SUB_LANES
 from streamfleet_common.settings import FleetSettings, read
 
 WRONG_SETTINGS = 2
@@ -77,6 +78,9 @@ class WorkerSettings(FleetSettings):
     max_queue_tokens: int = Field(0, ge=0, le=10**12)
     """Tokens of accepted, unfinished requests, prompt and answer, at which more are refused; 0: no limit."""
 
+    sub_lanes: int = Field(1, ge=1, le=MAX_SUB_LANES)
+    """Into how many each lane is split, by tenant. They are read in turn, so that who floods one holds up
+    nobody but those who share it. The same for all workers of a queue."""
     lease_s: float = Field(15.0, ge=0.2, le=3600.0)
     """A worker that is silent for so long has lost its requests. The same for all workers of a queue."""
     step_limit_s: float = Field(300.0, gt=0.0, le=86_400.0)

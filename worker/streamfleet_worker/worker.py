@@ -55,6 +55,7 @@ class Worker:
         version: of this package, for the metrics.
         max_queue_tokens: their tokens at which it does, 0 for no limit.
         keep_payload: whether dead letters hold the requests themselves.
+        sub_lanes: into how many each lane is split, by tenant.
         lease_s: after so long a silence the worker's requests are given to others.
         step_limit_s: a worker whose engine takes longer for one step gives itself up.
         drain_timeout_s: how long running requests may go on after `stop`; then they are handed back.
@@ -73,6 +74,7 @@ class Worker:
         version: str,
         max_queue_tokens: int = 0,
         keep_payload: bool = False,
+        sub_lanes: int = 1,
         lease_s: float = LEASE_S,
         step_limit_s: float = STEP_LIMIT_S,
         drain_timeout_s: float = 30.0,
@@ -117,6 +119,7 @@ class Worker:
             lease_s=lease_s,
             max_queue_tokens=max_queue_tokens,
             keep_payload=keep_payload,
+            sub_lanes=sub_lanes,
         )
         self.vitals = Vitals(engine, self._consumer, step_limit_s, moved, clock)
         self._leases = Leases(

@@ -1,11 +1,11 @@
 #!lua flags=allow-oom
 -- End running requests, if the caller still owns them.
--- ARGV: rid, fence, state letter, end event for each. The letter T ("try again") puts the request back, if it
+-- ARGV: rid, fence, state letter, end event, `prompt tokens|completion tokens` for each. The letter T ("try again") puts the request back, if it
 -- may be tried again, and fails it otherwise. It waits as its policy says; with T5000, for 5,000 ms.
 -- Replies for each: ok, again, fenced, gone (no record), or already|STATE LETTER. A repetition of the call that
 -- wrote the end is ok again.
 local rids = {}
-for at = 1, #ARGV, 4 do rids[#rids + 1] = ARGV[at] end
+for at = 1, #ARGV, 5 do rids[#rids + 1] = ARGV[at] end
 local now = clock()
 local known = records(rids)
 local replies = {}
@@ -20,7 +20,7 @@ end
 
 local done = {} -- the same request twice in one batch must not end twice
 for i, rid in ipairs(rids) do
-  local at = 4 * i - 3
+  local at = 5 * i - 4
   local fence, record, letter = ARGV[at + 1], known[i], ARGV[at + 2]
   if done[rid] then record = done[rid] end
   if not record then
@@ -33,6 +33,7 @@ for i, rid in ipairs(rids) do
     end
   elseif sub(record, 1, 1) == 'R' and sub(record, 15, 14 + #fence) == fence then
     local outcome = 'ended'
+    spent[rid] = ARGV[at + 4]
     if sub(letter, 1, 1) == 'T' then
       local pause = tonumber(sub(letter, 2)) or true
       letter = 'F'

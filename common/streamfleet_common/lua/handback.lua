@@ -8,16 +8,17 @@ local owner, counted, limit = ARGV[1], ARGV[2] == '1', tonumber(ARGV[3])
 local now = clock()
 local keep = call('HGET', T .. ':control', 'dead_payload') == '1'
 local taken = 0
-for letter in pairs(STREAMS) do
-  local eids = back.pending(letter, 0, limit - taken, owner)
+local codes = all_codes(sub_lanes())
+for _, code in ipairs(codes) do
+  local eids = back.pending(code, 0, limit - taken, owner)
   taken = taken + #eids
-  back.recover(letter, eids, counted, {ARGV[4], ARGV[5], ARGV[6]}, keep, now, {})
+  back.recover(code, eids, counted, {ARGV[4], ARGV[5], ARGV[6]}, keep, now, {})
   if taken >= limit then break end
 end
 settle()
 if taken < limit then
   call('HDEL', T .. ':workers', owner)
   call('HDEL', T .. ':control', 'drain:' .. owner)
-  for letter in pairs(STREAMS) do back.forget(letter, owner) end
+  for _, code in ipairs(codes) do back.forget(code, owner) end
 end
 return taken

@@ -15,8 +15,8 @@ local function policy_fields(meta)
 end
 
 -- rid and payload of an entry; nil if it is there no more
-local function entry_fields(letter, eid)
-  local found = redis.pcall('XRANGE', T .. STREAMS[letter], eid, eid)
+local function entry_fields(code, eid)
+  local found = redis.pcall('XRANGE', T .. STREAMS[code], eid, eid)
   if found.err or not found[1] then return nil end
   local values = found[1][2]
   local rid, payload = '', ''
@@ -50,8 +50,7 @@ end
 -- `limit` is how often it may be started, 0 for any number. `why` is its end event when that is reached.
 local function again(rid, record, crashes, solo, limit, pause, why, now)
   local deadline, epoch, place, owner, started, attempts, _, _, meta = open_fields(record)
-  local eid = sub(place, 2)
-  local _, payload = entry_fields(sub(place, 1, 1), eid)
+  local _, payload = entry_fields(split(place))
   if not payload then return 'unfound' end
   local most, backoff, restart = policy_fields(meta)
   if most > 0 then limit = most end
@@ -98,23 +97,23 @@ end
 -- Take entries of one stream from an owner who is gone. `counted`: it died with them, and they may be why.
 -- `events`: the end events of a request without payload, one that may not be tried again, and a dead one.
 -- Counts into `counts`: requeued, failed, dead, stray, superseded.
-local function recover(letter, eids, counted, events, keep_payload, now, counts)
+local function recover(code, eids, counted, events, keep_payload, now, counts)
   local function count(what) counts[what] = (counts[what] or 0) + 1 end
   for _, eid in ipairs(eids) do
-    local rid, payload = entry_fields(letter, eid)
+    local rid, payload = entry_fields(code, eid)
     local record = rid and rid ~= '' and records({rid})[1]
     if not rid then
       -- Trimmed away under its reader. Its record, if one is still open, is found by the audit.
-      redis.pcall('XACK', T .. STREAMS[letter], 'w', eid)
+      redis.pcall('XACK', T .. STREAMS[code], 'w', eid)
       count('superseded')
     elseif not record then
-      bury(rid, 'no record of this request', {'stream', sub(STREAMS[letter], 4), 'entry', eid})
-      leave(letter .. eid, rid)
+      bury(rid, 'no record of this request', {'stream', sub(STREAMS[code], 4), 'entry', eid})
+      leave(place_at(code, eid), rid)
       count('stray')
     else
       local deadline, epoch, place, owner, started, attempts, crashes, solo, meta = open_fields(record)
-      if place ~= letter .. eid then
-        leave(letter .. eid, rid)
+      if place ~= place_at(code, eid) then
+        leave(place_at(code, eid), rid)
         count('superseded')
       elseif owner == '' then
         -- Given out, but never begun: nobody died of it.
@@ -123,7 +122,7 @@ local function recover(letter, eids, counted, events, keep_payload, now, counts)
       else
         if counted then
           crashes = string.format('%.0f', crashes + 1)
-          if letter == 'S' then solo = string.format('%.0f', solo + 1) end
+          if code == 'S' then solo = string.format('%.0f', solo + 1) end
         end
         -- The new counts, also for an end that is written from here.
         record = 'R' .. deadline .. '|' .. epoch .. '|' .. place .. '|' .. owner .. '|' .. started .. '|' .. attempts
@@ -151,8 +150,8 @@ local function recover(letter, eids, counted, events, keep_payload, now, counts)
 end
 
 -- The ids of entries that are pending: of one owner, or of any that was silent for `idle` ms.
-local function pending(letter, idle, count, owner)
-  local key = T .. STREAMS[letter]
+local function pending(code, idle, count, owner)
+  local key = T .. STREAMS[code]
   local found
   if owner then
     found = redis.pcall('XPENDING', key, 'w', '-', '+', count, owner)
@@ -167,8 +166,8 @@ local function pending(letter, idle, count, owner)
 end
 
 -- Forget a consumer that nothing is pending for; one check and one step, so that nothing can come between.
-local function forget(letter, consumer)
-  local key = T .. STREAMS[letter]
+local function forget(code, consumer)
+  local key = T .. STREAMS[code]
   local found = redis.pcall('XPENDING', key, 'w', '-', '+', 1, consumer)
   if not found.err and #found == 0 then redis.pcall('XGROUP', 'DELCONSUMER', key, 'w', consumer) end
 end

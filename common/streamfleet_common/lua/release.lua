@@ -19,7 +19,7 @@ for i, rid in ipairs(rids) do
   replies[i] = 'lost'
   if deadline and its_place == place then
     if owner == '' then
-      local _, payload = back.entry_fields(sub(place, 1, 1), sub(place, 2))
+      local _, payload = back.entry_fields(split(place))
       if payload then
         back.enqueue(rid, deadline, epoch, place, started, attempts, crashes, solo, meta, payload)
         replies[i] = 'ok'

@@ -14,17 +14,17 @@ for i, rid in ipairs(rids) do
   local fence, record = ARGV[2 * i + 1], known[i]
   if record and sub(record, 1, 1) == 'R' and sub(record, 15, 14 + #fence) == fence
     and sub(fence, -#owner - 2) == '|' .. owner .. '|' then
-    local letter, eid = match(fence, '^|%d+|(%a)([^|]+)|')
-    entries[letter] = entries[letter] or {}
-    table.insert(entries[letter], eid)
+    local code, eid = split(match(fence, '^|%d+|(%a[^|]+)|'))
+    entries[code] = entries[code] or {}
+    table.insert(entries[code], eid)
     replies[i + 1] = 'ok'
   else
     replies[i + 1] = 'lost'
   end
 end
-for letter, eids in pairs(entries) do
+for code, eids in pairs(entries) do
   eids[#eids + 1] = 'JUSTID' -- without it, each renewal would count as a delivery
   -- The group may be gone; the fence holds all the same.
-  redis.pcall('XCLAIM', T .. STREAMS[letter], 'w', owner, 0, unpack(eids))
+  redis.pcall('XCLAIM', T .. STREAMS[code], 'w', owner, 0, unpack(eids))
 end
 return replies

@@ -1,9 +1,10 @@
 #!lua flags=allow-oom
--- Begin deliveries: those that this owner has read, then, without waiting, up to `count` new ones.
+-- Begin deliveries: those that this owner has read, then, without waiting, up to `count` new ones. The sub-lanes of a
+-- lane have their turns in rotation, over all calls of all owners: each that holds something gives as many as the others.
 -- ARGV: owner, start event, end event of an expired request, count, the letters of the streams to look into in
 -- this order, then rid and place for each that was read.
 -- Replies whether the caller should make room (0 or 1: a suspect waits to run alone, and this owner is to take
--- it), now, then four values a delivery: place, rid, payload (false for one that the caller has read), and
+-- it), now, how many sub-lanes are to be looked into, then four values a delivery: place, rid, payload (false for one that the caller has read), and
 -- ok|epoch|accepted|deadline|attempts|crashes, or gone (ended, or superseded by a newer entry), lost (another
 -- owner runs it), expired, stray (dead letter).
 local owner, start_event, expired_event, count, letters = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), ARGV[5]
@@ -15,10 +16,11 @@ for at = 6, #ARGV, 2 do
   places[#places + 1] = ARGV[at + 1]
   payloads[#payloads + 1] = false
 end
-local replies = {0, now}
+local top = sub_lanes()
+local replies = {0, now, top}
 
-local function new_entries(letter, most)
-  local key = T .. STREAMS[letter]
+local function new_entries(code, most)
+  local key = T .. STREAMS[code]
   local length = redis.pcall('XLEN', key)
   if length == 0 then return false end -- a third of the cost of a read in vain, and most streams are empty
   local found = redis.pcall('XREADGROUP', 'GROUP', 'w', owner, 'COUNT', most, 'STREAMS', key, '>')
@@ -36,7 +38,7 @@ if count > 0 then
     back.wake(now, count)
   end
   local suspects = redis.pcall('XLEN', T .. STREAMS.S)
-  if type(suspects) == 'number' and suspects > 0 and not string.find(letters, 'S') then
+  if type(suspects) == 'number' and suspects > 0 and not find(letters, 'S') then
     local summary = redis.pcall('XPENDING', T .. STREAMS.S, 'w')
     if suspects > (summary.err and 0 or summary[1]) then
       local asked, until_ = match(call('HGET', T .. ':sweep', 'suspect') or '|0', '^(.*)|(%d+)$')
@@ -49,28 +51,62 @@ if count > 0 then
   end
 end
 local failure
+
+-- Take up to `most` new entries of a stream; gives how many there were.
+local function take(code, most)
+  local found = new_entries(code, most)
+  if not found then return 0 end
+  if found.err then
+    failure = failure or found
+    return 0
+  end
+  for _, entry in ipairs(found[1][2]) do
+    local values = entry[2] or {}
+    local rid, payload = '', ''
+    for i = 1, #values, 2 do
+      if values[i] == 'r' then rid = values[i + 1] elseif values[i] == 'p' then payload = values[i + 1] end
+    end
+    rids[#rids + 1] = rid
+    places[#places + 1] = place_at(code, entry[1])
+    payloads[#rids] = payload
+    count = count - 1
+  end
+  return #found[1][2]
+end
+
+-- Equal parts of what there is room for; what is over goes to those whose turn it is.
+local function take_in_turn(letter)
+  local turn = tonumber(call('HGET', T .. ':sweep', 'turn:' .. letter) or 0)
+  local waiting, last = {}, nil
+  for i = 0, top - 1 do
+    local number = (turn + i) % top
+    local code = number == 0 and letter or letter .. number
+    local length = redis.pcall('XLEN', T .. STREAMS[code])
+    if length ~= 0 then waiting[#waiting + 1] = {code = code, number = number} end
+  end
+  while count > 0 and #waiting > 0 do
+    local part = math.floor(count / #waiting)
+    local more = {}
+    for _, one in ipairs(waiting) do
+      if count <= 0 then break end
+      local most = math.max(1, part)
+      local found = take(one.code, most)
+      if part == 0 and found > 0 then last = one.number end
+      if found == most then more[#more + 1] = one end
+    end
+    waiting = more
+  end
+  if last then call('HSET', T .. ':sweep', 'turn:' .. letter, (last + 1) % top) end
+end
+
 for at = 1, #letters do
   if count <= 0 then break end
   local letter = sub(letters, at, at)
-  local found = new_entries(letter, letter == 'S' and 1 or count)
-  if found and found.err then
-    failure = failure or found
-  elseif found then
-    for _, entry in ipairs(found[1][2]) do
-      local values = entry[2] or {}
-      local rid, payload = '', ''
-      for i = 1, #values, 2 do
-        if values[i] == 'r' then rid = values[i + 1] elseif values[i] == 'p' then payload = values[i + 1] end
-      end
-      rids[#rids + 1] = rid
-      places[#places + 1] = letter .. entry[1]
-      payloads[#rids] = payload
-      count = count - 1
-    end
-    if letter == 'S' then
-      call('HDEL', T .. ':sweep', 'suspect')
-      break -- a suspect runs alone
-    end
+  if top > 1 and find('hnb', letter, 1, true) then
+    take_in_turn(letter)
+  elseif take(letter, letter == 'S' and 1 or count) > 0 and letter == 'S' then
+    call('HDEL', T .. ':sweep', 'suspect')
+    break -- a suspect runs alone
   end
 end
 if #rids == 0 then
@@ -86,12 +122,12 @@ local writes, drop, seen = {}, {}, {}
 
 local function begin(rid, place, record)
   if not record then
-    local letter, eid = sub(place, 1, 1), sub(place, 2)
-    call('XACK', T .. STREAMS[letter], 'w', eid)
+    local code, eid = split(place)
+    call('XACK', T .. STREAMS[code], 'w', eid)
     -- A repetition of this call must not bury it twice.
-    if call('XDEL', T .. STREAMS[letter], eid) == 1 then
+    if call('XDEL', T .. STREAMS[code], eid) == 1 then
       local back = recovery()
-      back.bury(rid, 'no record of this request', {'stream', sub(STREAMS[letter], 4), 'entry', eid})
+      back.bury(rid, 'no record of this request', {'stream', sub(STREAMS[code], 4), 'entry', eid})
     end
     return 'stray'
   end
@@ -103,9 +139,9 @@ local function begin(rid, place, record)
     accepted = meta and meta_fields(meta)
   end
   if not deadline or its_place ~= place then
-    local letter = sub(place, 1, 1)
-    drop[letter] = drop[letter] or {}
-    table.insert(drop[letter], sub(place, 2))
+    local code, eid = split(place)
+    drop[code] = drop[code] or {}
+    table.insert(drop[code], eid)
     return 'gone'
   elseif its_owner ~= '' and its_owner ~= owner then
     return 'lost'
@@ -141,12 +177,12 @@ for i, rid in ipairs(rids) do
     seen[name] = outcome
   end
   local payload = payloads[i]
-  replies[4 * i - 1] = payload and place
-  replies[4 * i] = payload and rid
-  replies[4 * i + 1] = payload
-  replies[4 * i + 2] = outcome
+  replies[4 * i] = payload and place
+  replies[4 * i + 1] = payload and rid
+  replies[4 * i + 2] = payload
+  replies[4 * i + 3] = outcome
 end
 if #writes > 0 then call('MSET', unpack(writes)) end
-for letter, eids in pairs(drop) do discard(letter, eids) end
+for code, eids in pairs(drop) do discard(code, eids) end
 settle()
 return replies

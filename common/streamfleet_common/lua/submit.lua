@@ -6,29 +6,34 @@
 -- for streaming or "-", ms, the retry policy (`attempts.backoff.r` or `….f`), and how many tokens it may take.
 -- Values that a record cannot hold are refused with an error, before anything is written.
 -- Replies for each: accepted|DEPTH with it, duplicate|STATE LETTER, conflict|STATE LETTER, or
--- full|DEPTH|LIMIT|WHY|MS: why is requests, tokens, paused or memory, and after so many ms one may try again.
+-- full|DEPTH|LIMIT|WHY|MS: why is requests, tokens, paused or memory, or tenant_requests, tenant_tokens or
+-- tenant_budget where the share of its own tenant is used up (the limit is then that of the share), and after so many ms
+-- one may try again.
 local T = KEYS[1]
 local LANES = {h = T .. ':s:high', n = T .. ':s:normal', b = T .. ':s:bulk'}
-local find, match, sub = string.find, string.match, string.sub
-local ABOUT = '^[hnb]|[s-]|([1-9]%d*)|%d%d?%d?%.%d+%.[rf]|(%d+)|[%w_.-]+|[^|\n]+$'
-local costs = {}
+local find, match, sub, floor = string.find, string.match, string.sub, math.floor
+local MAX_BUDGET_WAIT_MS = 3600000
+local ABOUT = '^[hnb]|[s-]|([1-9]%d*)|%d%d?%d?%.%d+%.[rf]|(%d+)|([%w_.-]+)|[^|\n]+$'
+local costs, whose = {}, {}
 for at = 2, #ARGV, 4 do
   -- The limits of `Envelope`. A record that breaks them could not be ended, nor could the rest of its batch.
   local rid, deadline, about = ARGV[at], ARGV[at + 1], ARGV[at + 2]
-  local ttl, cost
+  local ttl, cost, tenant
   if #ARGV % 4 == 1 and #rid == 34 and not find(rid, '[^%da-f]') and find(deadline, '^[1-9]%d*$') then
-    ttl, cost = match(about, ABOUT)
+    ttl, cost, tenant = match(about, ABOUT)
   end
   if not ttl or tonumber(ttl) > 604800000 or tonumber(deadline) > 86400000 or #cost > 9 or #about > 400 then
     return redis.error_reply('ERR submit: the values of request ' .. (at + 2) / 4 .. ' are not valid')
   end
   costs[#costs + 1] = tonumber(cost)
+  whose[#whose + 1] = tenant
 end
 
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local control = redis.call('HMGET', T .. ':control', 'max_queue_depth', 'max_queue_tokens', 'paused',
-  'crowded_until')
+  'crowded_until', 'sub_lanes')
+local F = math.max(1, math.min(64, tonumber(control[5]) or 1)) -- sub-lanes of each lane
 local limit, token_limit = tonumber(control[1] or ARGV[1]), tonumber(control[2] or 0)
 local depth = redis.call('ZCARD', T .. ':open')
 local tokens = token_limit > 0 and tonumber(redis.call('HGET', T .. ':tenants', '*') or 0) or 0
@@ -38,9 +43,60 @@ local names = {}
 for i = 1, count do names[i] = T .. ':r:' .. ARGV[4 * i - 2] end
 local known = redis.call('MGET', unpack(names))
 
+-- The tenants of the batch, each with its sub-lane, its share and what counts against that, if it has one.
+local function day()
+  -- As YYYYMMDD in UTC: Redis gives scripts no calendar.
+  local z = floor(now / 86400000) + 719468
+  local era = floor(z / 146097)
+  local doe = z - era * 146097
+  local yoe = floor((doe - floor(doe / 1460) + floor(doe / 36524) - floor(doe / 146096)) / 365)
+  local doy = doe - (365 * yoe + floor(yoe / 4) - floor(yoe / 100))
+  local mp = floor((5 * doy + 2) / 153)
+  local month = mp < 10 and mp + 3 or mp - 9
+  return string.format('%04d%02d%02d', yoe + era * 400 + (month <= 2 and 1 or 0), month,
+    doy - floor((153 * mp + 2) / 5) + 1)
+end
+
+local tenants, order = {}, {}
+for i = 1, count do
+  local tenant = whose[i]
+  if not tenants[tenant] then
+    order[#order + 1] = tenant
+    tenants[tenant] = {added = 0, tokens = 0, lane = 0}
+    if F > 1 then tenants[tenant].lane = tonumber(sub(redis.sha1hex(tenant), 1, 8), 16) % F end
+  end
+end
+local shares = redis.call('HMGET', T .. ':shares', '*', unpack(order))
+for i, tenant in ipairs(order) do
+  local one = tenants[tenant]
+  local most, most_tokens, daily = match(shares[i + 1] or shares[1] or '', '^(%d+)|(%d+)|(%d+)$')
+  if most then
+    local open = redis.call('HMGET', T .. ':tenants', tenant, tenant .. '|t')
+    one.most, one.most_tokens, one.daily = tonumber(most), tonumber(most_tokens), tonumber(daily)
+    one.open, one.open_tokens, one.used = tonumber(open[1]) or 0, tonumber(open[2]) or 0, 0
+    if one.daily > 0 then
+      local used = redis.call('HMGET', T .. ':usage:' .. day(), tenant .. '|prompt_tokens',
+        tenant .. '|completion_tokens')
+      one.used = (tonumber(used[1]) or 0) + (tonumber(used[2]) or 0)
+    end
+  end
+end
+
+-- Which limit of its tenant's share a request would break, and how high that is.
+local function over(one, cost)
+  if not one.most then return nil end
+  local open, open_tokens = one.open + one.added, one.open_tokens + one.tokens
+  if one.most > 0 and open >= one.most then return 'tenant_requests', one.most end
+  -- Who has nothing open may have any one request, or a large one could never come in.
+  if one.most_tokens > 0 and open > 0 and open_tokens + cost > one.most_tokens then
+    return 'tenant_tokens', one.most_tokens
+  end
+  if one.daily > 0 and one.used + open_tokens + cost > one.daily then return 'tenant_budget', one.daily end
+end
+
 -- After how long a tenth of the queue has ended, going by the last sweeps.
 local retry_after
-local function full(why)
+local function full(why, most)
   if not retry_after then
     local rate = tonumber(redis.call('HGET', T .. ':sweep', 'rate') or 0)
     retry_after = 1000
@@ -48,13 +104,17 @@ local function full(why)
   end
   -- How fast requests end says nothing about when a pause does, or how soon memory is free.
   local after = (why == 'paused' or why == 'memory') and math.max(1000, retry_after) or retry_after
-  return 'full|' .. depth .. '|' .. limit .. '|' .. why .. '|' .. after
+  if why == 'tenant_budget' then
+    after = math.max(1000, math.min(MAX_BUDGET_WAIT_MS, 86400000 - now % 86400000)) -- a day of UTC
+  end
+  return 'full|' .. depth .. '|' .. string.format('%.0f', most or limit) .. '|' .. why .. '|' .. after
 end
 
 local replies, accepted, batch, added = {}, {}, {}, 0
 for i = 1, count do
   local at = 4 * i - 2
-  local rid, cost = ARGV[at], costs[i]
+  local rid, cost, one = ARGV[at], costs[i], tenants[whose[i]]
+  local reason, most = over(one, cost)
   local record = known[i] or batch[rid]
   if record then
     local head = match(record, '^[^\n]*')
@@ -66,14 +126,18 @@ for i = 1, count do
     replies[i] = full(closed)
   elseif depth >= limit then
     replies[i] = full('requests')
+  elseif reason then
+    replies[i] = full(reason, most) -- this tenant's alone: the others of the batch come in
   elseif token_limit > 0 and depth > 0 and tokens + cost > token_limit then
     replies[i] = full('tokens') -- an empty queue takes any one request, or a large one could never come in
   else
     tokens = tokens + cost
     added = added + cost
+    one.added = one.added + 1
+    one.tokens = one.tokens + cost
     depth = depth + 1
     batch[rid] = 'Q|' .. ARGV[at + 2]
-    accepted[#accepted + 1] = at
+    accepted[#accepted + 1] = i
     replies[i] = 'accepted|' .. depth
   end
 end
@@ -81,17 +145,25 @@ if #accepted == 0 then return replies end
 
 local records, members = {}, {}
 local text = string.format('%.0f', now)
-for i, at in ipairs(accepted) do
+for i, number in ipairs(accepted) do
+  local at = 4 * number - 2
   local rid, about = ARGV[at], ARGV[at + 2]
   local deadline = string.format('%.0f', now + ARGV[at + 1])
   local lane = sub(about, 1, 1)
-  local eid = redis.call('XADD', LANES[lane], '*', 'r', rid, 'p', ARGV[at + 3])
+  local key, code, sub_lane = LANES[lane], lane, tenants[whose[number]].lane
+  if sub_lane > 0 then key, code = key .. ':' .. sub_lane, lane .. sub_lane .. '.' end
+  local eid = redis.call('XADD', key, '*', 'r', rid, 'p', ARGV[at + 3])
   records[2 * i - 1] = T .. ':r:' .. rid
-  records[2 * i] = 'Q' .. deadline .. '|0|' .. lane .. eid .. '||0|0|0|0|' .. text .. '|' .. about
+  records[2 * i] = 'Q' .. deadline .. '|0|' .. code .. eid .. '||0|0|0|0|' .. text .. '|' .. about
   members[2 * i - 1] = deadline
   members[2 * i] = rid
 end
 redis.call('MSET', unpack(records))
 redis.call('ZADD', T .. ':open', unpack(members))
-if added > 0 then redis.call('HINCRBY', T .. ':tenants', '*', string.format('%.0f', added)) end
+if added > 0 then redis.pcall('HINCRBY', T .. ':tenants', '*', string.format('%.0f', added)) end
+for _, tenant in ipairs(order) do
+  local one = tenants[tenant]
+  if one.added > 0 then redis.pcall('HINCRBY', T .. ':tenants', tenant, one.added) end
+  if one.tokens > 0 then redis.pcall('HINCRBY', T .. ':tenants', tenant .. '|t', string.format('%.0f', one.tokens)) end
+end
 return replies

@@ -7,7 +7,50 @@
 -- Replies numbers: overdue, requeued, failed, dead, stray, whether there may be more, grace (1: nothing was
 -- taken, since nobody has swept for too long to tell a silent owner from a silent server), then how many ms the
 -- oldest waiting request of each lane (high, normal, bulk) has waited, 0 if none waits.
+local MAX_RECOUNT = 2000
 local back = recovery()
+
+-- What all open requests count for, from their records.
+local function recount()
+  local sums = {}
+  local rids = call('ZRANGE', T .. ':open', 0, -1)
+  for first = 1, #rids, 500 do
+    for _, record in ipairs(records({unpack(rids, first, math.min(#rids, first + 499))})) do
+      local meta = record and match(record, '^[QR]%d+|%d+|[^|]*|[^|]*|%d+|%d+|%d+|%d+|([^\n]*)')
+      local _, _, _, _, tokens, tenant = meta_fields(meta or '')
+      if tokens then
+        sums[tenant] = (sums[tenant] or 0) + 1
+        sums[tenant .. '|t'] = (sums[tenant .. '|t'] or 0) + tokens
+        sums['*'] = (sums['*'] or 0) + tokens
+      end
+    end
+  end
+  call('DEL', T .. ':tenants')
+  for field, sum in pairs(sums) do
+    if sum > 0 then call('HSET', T .. ':tenants', field, string.format('%.0f', sum)) end
+  end
+end
+
+-- When the first request of a stream that nobody has read was accepted.
+local function oldest(code)
+  local groups = redis.pcall('XINFO', 'GROUPS', T .. STREAMS[code])
+  for _, group in ipairs(groups.err and {} or groups) do
+    local values = {}
+    for i = 1, #group, 2 do values[group[i]] = group[i + 1] end
+    if values.name == 'w' then
+      local after = '(' .. values['last-delivered-id']
+      local entry = call('XRANGE', T .. STREAMS[code], after, '+', 'COUNT', 1)[1]
+      if entry then return tonumber(match(entry[1], '^%d+')) end
+    end
+  end
+end
+
+-- Whether a stream holds nothing, and nothing of it is given out.
+local function is_left(code)
+  local found = redis.pcall('XPENDING', T .. STREAMS[code], 'w')
+  return redis.pcall('XLEN', T .. STREAMS[code]) == 0 and (found.err ~= nil or found[1] == 0)
+end
+
 local lease = tonumber(call('HGET', T .. ':control', 'lease_ms') or ARGV[1])
 local limit = tonumber(ARGV[2])
 local events = {ARGV[4], ARGV[5], ARGV[6]}
@@ -42,30 +85,32 @@ if #overdue > 0 then
     if record and sub(record, 1, 1) ~= 'E' then
       terminal(rid, record, 'X', ARGV[3], now)
     else
-      ended.rids[#ended.rids + 1] = rid -- no record any more: nothing to tell anybody, but the place is free
+      vanish(rid) -- no record any more: nothing to tell anybody, but the place is free
     end
   end
   if #overdue == limit then more = 1 end
 end
 back.wake(now, limit)
 settle()
-ended = {rids = {}, entries = {}, later = {}, tokens = 0}
+ended = nothing()
 
 local grace = at < tonumber(grace_until or 0)
 if ARGV[7] == '1' and at - tonumber(full_at or 0) < lease / 3 then
   return {#overdue, 0, 0, 0, 0, more, grace and 1 or 0, 0, 0, 0}
 end
+local top = sub_lanes()
+local codes = all_codes(top)
 notes[#notes + 1] = 'full'
 notes[#notes + 1] = now
 if not grace then
   local keep = call('HGET', T .. ':control', 'dead_payload') == '1'
-  for letter in pairs(STREAMS) do
-    local eids = back.pending(letter, lease, limit)
-    back.recover(letter, eids, true, events, keep, now, counts)
+  for _, code in ipairs(codes) do
+    local eids = back.pending(code, lease, limit)
+    back.recover(code, eids, true, events, keep, now, counts)
     if #eids == limit then more = 1 end
   end
   settle()
-  ended = {rids = {}, entries = {}, later = {}, tokens = 0}
+  ended = nothing()
 end
 
 -- The audit: a slice of the open requests at a time, against what the streams really hold.
@@ -78,18 +123,18 @@ if #slice > 0 and not grace then
     local deadline, epoch, place, owner, started, attempts, crashes, solo
     if record then deadline, epoch, place, owner, started, attempts, crashes, solo = open_fields(record) end
     if not deadline then
-      ended.rids[#ended.rids + 1] = rid
-    elseif place ~= '' and at - match(place, '%d+') > 2000 then
-      local letter, eid = sub(place, 1, 1), sub(place, 2)
+      vanish(rid)
+    elseif place ~= '' and at - match(place, '(%d+)%-') > 2000 then
+      local code, eid = split(place)
       local card = owner ~= '' and call('HGET', T .. ':workers', owner)
       -- A live owner has the request in memory, and may still finish it.
       if not card or tonumber(match(card, '^%d+') or 0) < at then
-        if not back.entry_fields(letter, eid) then
+        if not back.entry_fields(code, eid) then
           terminal(rid, record, 'F', events[1], now)
           counts.failed = counts.failed + 1
         elseif owner ~= '' then
           -- Acknowledged by hand: the pending lists will never show it again.
-          local found = redis.pcall('XPENDING', T .. STREAMS[letter], 'w', eid, eid, 1)
+          local found = redis.pcall('XPENDING', T .. STREAMS[code], 'w', eid, eid, 1)
           if not found.err and #found == 0 then
             local what = back.again(rid, record, crashes, solo, 0, false, events[2], now) == 'again' and 'requeued' or 'failed'
             counts[what] = counts[what] + 1
@@ -100,14 +145,22 @@ if #slice > 0 and not grace then
   end
 end
 settle()
--- A request whose record was deleted has taken its tokens with it.
-if call('ZCARD', T .. ':open') == 0 then call('DEL', T .. ':tenants') end
+-- A request whose record was deleted has taken along what it counted for. It is found by counting anew, once there
+-- are not too many to do so at one go.
+local open = call('ZCARD', T .. ':open')
+if open == 0 then
+  call('DEL', T .. ':tenants')
+elseif open <= MAX_RECOUNT and call('HGET', T .. ':sweep', 'recount') == '1' then
+  recount()
+end
+if open <= MAX_RECOUNT then call('HDEL', T .. ':sweep', 'recount') end
 notes[#notes + 1] = 'audited'
 notes[#notes + 1] = #slice == limit and first + limit or 0
 
 -- Consumers of workers long gone.
 if not cleaned or at - cleaned > 60000 then
-  for letter, name in pairs(STREAMS) do
+  for _, code in ipairs(codes) do
+    local name = STREAMS[code]
     local consumers = redis.pcall('XINFO', 'CONSUMERS', T .. name, 'w')
     for _, consumer in ipairs(consumers.err and {} or consumers) do
       local values = {}
@@ -121,19 +174,24 @@ if not cleaned or at - cleaned > 60000 then
   notes[#notes + 1] = now
 end
 
+-- Sub-lanes that are no longer in use, and hold nothing any more: from the last one on.
+local used = tonumber(call('HGET', T .. ':control', 'sub_lanes')) or 1
+local before = top
+while top > used and top > 1 and is_left('h' .. top - 1) and is_left('n' .. top - 1) and is_left('b' .. top - 1) do
+  top = top - 1
+end
+if top < before then
+  call('HSET', T .. ':control', 'sub_lanes_top', top)
+  for i = top, before - 1 do call('DEL', T .. STREAMS['h' .. i], T .. STREAMS['n' .. i], T .. STREAMS['b' .. i]) end
+end
+
 -- When the oldest waiting request of each lane was accepted, noted for those who watch the queue.
 local waited = {}
 for i, letter in ipairs({'h', 'n', 'b'}) do
-  local accepted = 0
-  local groups = redis.pcall('XINFO', 'GROUPS', T .. STREAMS[letter])
-  for _, group in ipairs(groups.err and {} or groups) do
-    local values = {}
-    for j = 1, #group, 2 do values[group[j]] = group[j + 1] end
-    if values.name == 'w' then
-      local after = '(' .. values['last-delivered-id']
-      local entry = call('XRANGE', T .. STREAMS[letter], after, '+', 'COUNT', 1)[1]
-      if entry then accepted = tonumber(match(entry[1], '^%d+')) end
-    end
+  local accepted = oldest(letter) or 0
+  for j = 1, top - 1 do
+    local other = oldest(letter .. j)
+    if other and (accepted == 0 or other < accepted) then accepted = other end
   end
   waited[i] = accepted > 0 and at - accepted or 0
   notes[#notes + 1] = 'oldest:' .. sub(STREAMS[letter], 4)

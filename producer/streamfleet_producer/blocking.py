@@ -278,6 +278,11 @@ class Client(OneShot):
             self._client.run(request, timeout=timeout, idempotency_key=idempotency_key, **options)
         )
 
+    def run_with_id(
+        self, request: Request, *, idempotency_key: str | None = None, **options: Unpack[Options]
+    ) -> tuple[str, End]:
+        return self._call(self._client.run_with_id(request, idempotency_key=idempotency_key, **options))
+
     @overload
     def run_many(
         self,

@@ -217,14 +217,22 @@ class Client(OneShot, HandlerCalls):
             Cancelled, GenerationFailed, IncompleteGeneration: how it ended.
         """
         if timeout is None:
-            return await self._run(request, idempotency_key, options, math.inf)
+            return (await self._run(request, idempotency_key, options, math.inf))[1]
         options.setdefault("deadline_s", timeout)
         link = self._open_link()
         late_at = link.now() + timeout
         async with _until(link, late_at):
-            return await self._run(request, idempotency_key, options, late_at)
+            return (await self._run(request, idempotency_key, options, late_at))[1]
 
-    async def _run(self, request: Request, key: str | None, options: Options, late_at: float) -> End:
+    async def run_with_id(
+        self, request: Request, *, idempotency_key: str | None = None, **options: Unpack[Options]
+    ) -> tuple[str, End]:
+        """As `run`, for whoever tells others of the request: its id, too."""
+        return await self._run(request, idempotency_key, options, math.inf)
+
+    async def _run(
+        self, request: Request, key: str | None, options: Options, late_at: float
+    ) -> tuple[str, End]:
         # One task wakes once for a request: what becomes of its submission is told to the answer.
         link = self._open_link()
         submission = await self._intake.prepare(
@@ -237,7 +245,7 @@ class Client(OneShot, HandlerCalls):
             link.waiting.add(answer)
             deadline_s = options.get("deadline_s", DEADLINE_S)
             answer.submit(submission, keyed=key is not None, deadline_s=deadline_s, late_at=late_at)
-            return await answer.future
+            return answer.rid, await answer.future
         finally:
             answer.leave()
 

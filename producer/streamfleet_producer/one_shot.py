@@ -80,7 +80,9 @@ class OneShot(ABC):
                 truncate_side=truncate_side,
             )
 
-        asked = LongList(_listed("texts", texts), request, size_of, _fitting(dimensions and 4 * dimensions))
+        asked = LongList(
+            _listed("texts", texts), request, size_of, items_that_fit(dimensions and 4 * dimensions)
+        )
         answered = await asked.answers(self, timeout, options)
         return [one.vector for part in answered for one in _whole(part.end.embeddings, part.count)]
 
@@ -121,7 +123,7 @@ class OneShot(ABC):
         def size(place: int) -> int:
             return size_of(firsts[place]) + (size_of(seconds[place]) if seconds else 0)
 
-        asked = LongList(range(len(firsts)), request, size, _fitting(None))
+        asked = LongList(range(len(firsts)), request, size, items_that_fit(None))
         answered = await asked.answers(self, timeout, options)
         return [one for part in answered for one in _whole(part.end.classifications, part.count)]
 
@@ -242,7 +244,7 @@ def _listed(name: str, items: Sequence[_T]) -> list[_T]:
     return list(items)
 
 
-def _fitting(answer_bytes: int | None) -> int:
+def items_that_fit(answer_bytes: int | None) -> int:
     """How many items of a request surely have answers that fit one result; at least one."""
     each = max(1, answer_bytes or ANSWER_BYTES) + 16
     return max(1, min(MAX_ITEMS, (codec.MAX_RESULT_BYTES - AROUND_BYTES) // each))

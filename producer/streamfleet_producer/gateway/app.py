@@ -6,14 +6,23 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
 from starlette.routing import Route
 
-from streamfleet_producer.gateway import fleet_state, health
+from streamfleet_common.errors import RequestNotFound
+from streamfleet_producer.gateway import fleet_state, health, pages
+from streamfleet_producer.gateway.dialects import OPENAI, json_response
 from streamfleet_producer.gateway.operation import Application, Operation
 from streamfleet_producer.gateway.services import Services
 from streamfleet_producer.gateway.settings import GatewaySettings
 
-OPERATIONS: tuple[Operation, ...] = (*health.OPERATIONS, *fleet_state.OPERATIONS)
+OPERATIONS: tuple[Operation, ...] = (
+    *pages.OPERATIONS,
+    *health.OPERATIONS,
+    *fleet_state.OPERATIONS,
+)
 """Each module of routes brings its own."""
 
 
@@ -23,6 +32,7 @@ def application(settings: GatewaySettings) -> Starlette:
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         services = Services.of(settings)
+        app.state.operations = OPERATIONS
         app.state.services = services
         try:
             yield
@@ -32,4 +42,12 @@ def application(settings: GatewaySettings) -> Starlette:
     routes = [
         Route(operation.path, Application(operation), methods=[operation.method]) for operation in OPERATIONS
     ]
-    return Starlette(routes=routes, lifespan=lifespan)
+    return Starlette(routes=routes, lifespan=lifespan, exception_handlers={HTTPException: _nowhere})
+
+
+async def _nowhere(_: HttpRequest, error: Exception) -> Response:
+    """No such path, or no such method there."""
+    status = error.status_code if isinstance(error, HTTPException) else 404
+    what = "this path has no such method" if status == 405 else "no such path"
+    body = OPENAI.body(RequestNotFound(f"{what}: /docs shows what there is"))
+    return json_response(body, status, dict(getattr(error, "headers", None) or {}))

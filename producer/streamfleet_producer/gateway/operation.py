@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -27,12 +27,25 @@ Endpoint = Callable[[Call[Any]], Awaitable[ASGIApp | Response]]
 
 
 @dataclass(frozen=True, slots=True)
-class Operation:
-    """A method on a path. The description of the interface is made of these, too.
+class Parameter:
+    """A value in the path, the query or the header, for the description; the endpoint reads it itself."""
 
-    `body` is the model of a JSON body, None where there is none; `raw_body` leaves a body to the endpoint.
-    `answer` is the model of the JSON answer, if it has one. `public` needs no key.
-    """
+    name: str
+    where: Literal["path", "query", "header"]
+    schema: Mapping[str, Any]
+    """JSON Schema."""
+    text: str
+    required: bool = False
+
+    def described(self) -> dict[str, Any]:
+        """As OpenAPI says it."""
+        about = {"name": self.name, "in": self.where, "schema": self.schema, "required": self.required}
+        return {**about, "description": self.text} if self.text else about
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """A method on a path. The description of the interface is made of these, too."""
 
     method: Literal["GET", "POST", "DELETE"]
     path: str
@@ -40,12 +53,25 @@ class Operation:
     summary: str
     tag: str
     body: type[BaseModel] | None = None
-    raw_body: bool = False
+    """Of a JSON body, which is read and validated; without it the endpoint reads what comes itself."""
+    body_content: Mapping[str, Any] = field(default_factory=dict)
+    """What such an endpoint reads: OpenAPI's `content` of a request body."""
+    parameters: tuple[Parameter, ...] = ()
+    """Those in the path are taken from it, and those that every body has are known."""
     answer: type[BaseModel] | None = None
+    """Of a JSON answer."""
+    answer_type: str | None = None
+    """The media type of an answer that has no model."""
+    status: int = 200
+    """Of an answer."""
+    errors: Mapping[str, str] = field(default_factory=dict)
+    """Further statuses, with what they mean."""
+    error_schema: Literal["Error", "TgiError"] = "Error"
     streams: bool = False
     """It may answer with server-sent events."""
     dialect: Dialect = field(default=OPENAI)
     public: bool = False
+    """It needs no key."""
     hidden: bool = False
     """Left out of the description."""
 

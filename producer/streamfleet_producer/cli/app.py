@@ -8,9 +8,11 @@ from typing import Annotated
 
 import typer
 
+from streamfleet_producer.cli.bulk import bulk
 from streamfleet_producer.cli.call import call
 from streamfleet_producer.cli.cancel import cancel
 from streamfleet_producer.cli.classify import classify
+from streamfleet_producer.cli.dead import dead
 from streamfleet_producer.cli.decide import decide
 from streamfleet_producer.cli.demo import demo
 from streamfleet_producer.cli.embed import embed
@@ -63,4 +65,6 @@ for command in (
 ):
     app.command(cls=Command, epilog=EXIT_CODES)(command)
 
+app.add_typer(bulk)
+app.add_typer(dead)
 app.add_typer(keys)

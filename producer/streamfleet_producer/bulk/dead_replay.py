@@ -1,0 +1,102 @@
+"""Dead letters sent again, one after the other and not too fast: each of them has killed workers before."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from streamfleet_common import codec
+from streamfleet_common.dead_letters import DeadLetter
+from streamfleet_common.errors import InvalidRequest, QueueFull, Undecodable
+from streamfleet_common.submissions import Submission
+from streamfleet_producer.bulk.dead_broker import DeadBroker
+from streamfleet_producer.intake import keyed_rid
+
+PER_MINUTE = 6.0
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """A letter that was sent again, and the id of the request that it is now."""
+
+    letter: str
+    rid: str
+
+
+class DeadReplay:
+    """Sends dead letters of one queue again, at most `per_minute`, and drops them from the dead.
+
+    A letter becomes a new request, whose id follows from the letter's: sent twice, since somebody was killed
+    between sending and dropping it, it is still one request. Its lost workers are forgotten: if it kills
+    again, it is buried again.
+    """
+
+    def __init__(self, broker: DeadBroker, *, per_minute: float = PER_MINUTE) -> None:
+        if not 0 < per_minute <= 60_000:
+            raise InvalidRequest("rate: above 0, up to 60,000 a minute is wanted")
+        self._broker = broker
+        self._pause_s = 60 / per_minute
+
+    async def replay(self, letter: DeadLetter) -> Replayed:
+        """Send one again.
+
+        Raises:
+            InvalidRequest: its payload was not kept, or is no request.
+            QueueFull: the queue takes no more now.
+        """
+        if letter.payload is None:
+            raise InvalidRequest(
+                f"dead letter {letter.id} has no payload: workers keep it where "
+                "STREAMFLEET_DEAD_LETTER_PAYLOAD is set"
+            )
+        try:
+            envelope = codec.decode_envelope(letter.payload)
+        except InvalidRequest:
+            raise Undecodable(f"dead letter {letter.id} holds no request that can be read") from None
+        rid = keyed_rid(f"dead:{letter.id}".encode(), letter.rid)
+        submission = Submission.of(envelope.changed({"rid": rid}))
+        (submitted,) = await self._broker.submit([submission])
+        if submitted.outcome == "full":
+            raise QueueFull(
+                f"the queue takes no more now: try again in {submitted.retry_after_s:g} s",
+                retry_after=submitted.retry_after_s,
+                limit=submitted.limit,
+                reason=submitted.reason,
+                position=submitted.depth,
+            )
+        await self._broker.drop_dead([letter.id])
+        return Replayed(letter.id, rid)
+
+    async def replay_each(self, letters: Sequence[DeadLetter]) -> list[Replayed]:
+        """Send these again, with pauses between them. Raises as `replay`, at the first that cannot be."""
+        done: list[Replayed] = []
+        for letter in letters:
+            if done:
+                await asyncio.sleep(self._pause_s)
+            done.append(await self.replay(letter))
+        return done
+
+    async def replay_all(self, *, most: int) -> list[Replayed]:
+        """Send the oldest again, at most so many; those that cannot be are passed over.
+
+        Raises:
+            QueueFull: the queue takes no more now; those before are sent.
+        """
+        done: list[Replayed] = []
+        after = ""
+        while len(done) < most:
+            letters = await self._broker.dead_letters(after=after)
+            if not letters:
+                break
+            for letter in letters:
+                after = letter.id
+                if len(done) >= most:
+                    break
+                if done:
+                    await asyncio.sleep(self._pause_s)
+                try:
+                    done.append(await self.replay(letter))
+                except InvalidRequest:
+                    continue
+        return done

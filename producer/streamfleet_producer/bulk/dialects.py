@@ -1,0 +1,73 @@
+"""The forms of lines: ours, and those of others; a form reads requests and writes answers."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Protocol
+
+from pydantic import TypeAdapter, ValidationError
+
+from streamfleet_common.errors import InvalidRequest, StreamfleetError
+from streamfleet_common.message import problems
+from streamfleet_common.one_shot import Embedding
+from streamfleet_common.schemas import End, Failure, Request
+
+DialectName = Literal["streamfleet", "openai"]
+_REQUEST: TypeAdapter[Request] = TypeAdapter(Request)
+_OF_A_LINE = {"custom_id", "request"}
+
+
+class Dialect(Protocol):
+    """How the lines of a job look. Pure: it knows no file, no job, no fleet."""
+
+    def parse(self, line: dict[str, Any]) -> Request:
+        """The request of a line, which has a good `custom_id`.
+
+        Raises:
+            InvalidRequest: it has none, with every problem found.
+        """
+
+    def answer(self, custom_id: str, request: Request, end: End) -> dict[str, Any]:
+        """The output's line for an answer; JSON values, `custom_id` among them."""
+
+    def refusal(self, custom_id: str | None, error: StreamfleetError) -> dict[str, Any]:
+        """The error file's line for a line that failed; without an id for one that has none of its own."""
+
+
+class OwnDialect:
+    """`{"custom_id": "…", "request": {"kind": "generate", …}}`, answered with the `end` of the wire."""
+
+    def parse(self, line: dict[str, Any]) -> Request:
+        others = sorted(line.keys() - _OF_A_LINE)
+        if others or "request" not in line:
+            raise InvalidRequest(
+                'a line is {"custom_id": "…", "request": {"kind": "generate", …}}'
+                + (f"; it has {len(others)} other fields" if others else "")
+            )
+        try:
+            return _REQUEST.validate_python(line["request"])
+        except ValidationError as error:
+            faults = problems(error)
+            raise InvalidRequest(f"the request is not valid: {'; '.join(faults)}", problems=faults) from None
+
+    def answer(self, custom_id: str, request: Request, end: End) -> dict[str, Any]:
+        answer = end.model_dump(mode="json", exclude={"embeddings"}, exclude_defaults=True)
+        answer["state"] = end.state
+        if end.embeddings:
+            answer["embeddings"] = [float32s(embedding) for embedding in end.embeddings]
+        return {"custom_id": custom_id, "kind": request.kind, "answer": answer}
+
+    def refusal(self, custom_id: str | None, error: StreamfleetError) -> dict[str, Any]:
+        return {"custom_id": custom_id, "error": Failure.of(error).model_dump(mode="json")}
+
+
+def float32s(embedding: Embedding) -> list[float]:
+    """A vector's numbers for JSON, with the digits that they have."""
+    # Nine tell a float32 from any other; those of a double would say nothing more.
+    return [float(f"{number:.9g}") for number in embedding.vector]
+
+
+def dialect(name: DialectName) -> Dialect:
+    """The form of this name."""
+    if name == "openai":
+        raise InvalidRequest("bulk files in OpenAI's form are not served by this build")
+    return OwnDialect()

@@ -1,0 +1,188 @@
+"""`streamfleet dead`: requests that killed their workers, looked at, sent again, dropped."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+import typer
+from typer import Option
+
+from streamfleet_common.connections import Connections
+from streamfleet_common.dead_letters import DeadLetter
+from streamfleet_common.errors import InvalidRequest, RequestNotFound
+from streamfleet_producer.bulk.dead_broker import DeadBroker
+from streamfleet_producer.bulk.dead_replay import PER_MINUTE, DeadReplay, Replayed
+from streamfleet_producer.cli import options
+from streamfleet_producer.cli.terminal import (
+    EXIT_CODES,
+    Command,
+    Group,
+    in_one_line,
+    print_json,
+    print_table,
+    run,
+    say,
+)
+
+_HEADS = ("id", "buried", "tenant", "lane", "attempts", "lost", "payload", "why")
+_RIGHT = {"attempts", "lost"}
+
+Letters = Annotated[
+    list[str] | None, typer.Argument(metavar="[ID]...", help="Dead letters, as `dead list` shows them.")
+]
+All = Annotated[bool, Option("--all", help="All of them.")]
+
+dead = typer.Typer(
+    name="dead",
+    help="Dead letters: requests that killed their workers.",
+    cls=Group,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+
+@dead.command("list", cls=Command, epilog=EXIT_CODES)
+def list_(
+    *,
+    after: Annotated[str, Option(help="Those behind this id.", show_default=False)] = "",
+    limit: Annotated[int, Option(min=1, max=1000, help="At most so many.")] = 100,
+    queue: options.Queue = None,
+    redis_url: options.RedisUrl = options.DEFAULT_URL,
+    json: options.Json = False,
+) -> None:
+    """List dead letters, oldest first."""
+
+    async def work() -> list[DeadLetter]:
+        async with _broker(redis_url, queue) as broker:
+            return await broker.dead_letters(after=after, count=limit)
+
+    letters = run(work())
+    if json:
+        print_json([_document(letter) for letter in letters])
+    elif letters:
+        print_table(_HEADS, [_row(letter) for letter in letters], _RIGHT)
+    else:
+        say("no dead letters")
+
+
+@dead.command(cls=Command, epilog=EXIT_CODES)
+def show(
+    id: Annotated[str, typer.Argument(metavar="ID", help="The dead letter.", show_default=False)],  # noqa: A002
+    *,
+    queue: options.Queue = None,
+    redis_url: options.RedisUrl = options.DEFAULT_URL,
+) -> None:
+    """Show one as JSON, without its prompt."""
+
+    async def work() -> DeadLetter | None:
+        async with _broker(redis_url, queue) as broker:
+            return await broker.dead_letter(id)
+
+    letter = run(work())
+    if letter is None:
+        raise _not_found(id)
+    print_json(_document(letter))
+
+
+@dead.command(cls=Command, epilog=EXIT_CODES)
+def replay(
+    ids: Letters = None,
+    *,
+    all_: All = False,
+    rate: Annotated[float, Option(help="So many a minute; each may cost workers again.")] = PER_MINUTE,
+    limit: Annotated[int, Option(min=1, help="With --all: at most so many.")] = 100,
+    queue: options.Queue = None,
+    redis_url: options.RedisUrl = options.DEFAULT_URL,
+    json: options.Json = False,
+) -> None:
+    """Send dead letters again, and print the ids that they have now as requests.
+
+    Their payloads must have been kept (STREAMFLEET_DEAD_LETTER_PAYLOAD of the workers).
+    """
+    _either(ids, is_all=all_)
+
+    async def work() -> list[Replayed]:
+        async with _broker(redis_url, queue) as broker:
+            replayer = DeadReplay(broker, per_minute=rate)
+            if all_:
+                return await replayer.replay_all(most=limit)
+            letters = [(one, await broker.dead_letter(one)) for one in ids or ()]
+            for one, letter in letters:
+                if letter is None:
+                    raise _not_found(one)
+            return await replayer.replay_each([letter for _, letter in letters if letter is not None])
+
+    for replayed in run(work()):
+        if json:
+            print_json({"letter": replayed.letter, "id": replayed.rid})
+        else:
+            print(replayed.rid)
+
+
+@dead.command(cls=Command, epilog=EXIT_CODES)
+def drop(
+    ids: Letters = None,
+    *,
+    all_: All = False,
+    queue: options.Queue = None,
+    redis_url: options.RedisUrl = options.DEFAULT_URL,
+    json: options.Json = False,
+) -> None:
+    """Delete dead letters. Prints how many."""
+    _either(ids, is_all=all_)
+
+    async def work() -> int:
+        async with _broker(redis_url, queue) as broker:
+            if not all_:
+                return await broker.drop_dead(ids or ())
+            dropped = 0
+            while letters := await broker.dead_letters(count=1000):
+                dropped += await broker.drop_dead([letter.id for letter in letters])
+            return dropped
+
+    dropped = run(work())
+    if json:
+        print_json({"dropped": dropped})
+    else:
+        print(dropped)
+
+
+# --- parts
+
+
+@asynccontextmanager
+async def _broker(redis_url: str, queue: str | None) -> AsyncIterator[DeadBroker]:
+    if queue is None:
+        async with options.open_client(redis_url, None) as fleet:
+            queue = fleet.queue
+    connections = Connections.open(redis_url)
+    try:
+        yield DeadBroker(connections, queue)
+    finally:
+        await connections.close()
+
+
+def _either(ids: list[str] | None, *, is_all: bool) -> None:
+    if bool(ids) == is_all:
+        raise InvalidRequest("name dead letters, or --all")
+
+
+def _not_found(id: str) -> RequestNotFound:  # noqa: A002
+    return RequestNotFound(f"no dead letter {in_one_line(id, 40)}: it was dropped, or trimmed")
+
+
+def _row(letter: DeadLetter) -> list[str]:
+    buried = datetime.fromtimestamp(letter.buried_at_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
+    kept = "kept" if letter.payload is not None else "-"
+    numbers = (str(letter.attempts), str(letter.crashes))
+    why = in_one_line(letter.why, 60)
+    return [letter.id, buried, letter.tenant or "-", letter.lane or "-", *numbers, kept, why]
+
+
+def _document(letter: DeadLetter) -> dict[str, Any]:
+    names = ("id", "rid", "why", "tenant", "lane", "accepted_at_ms", "buried_at_ms", "attempts", "crashes")
+    more = ("solo_losses", "worker", "digest", "size")
+    return {**{name: getattr(letter, name) for name in names + more}, "is_kept": letter.payload is not None}

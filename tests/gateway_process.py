@@ -12,6 +12,7 @@ from typing import Any, Self
 import uvicorn
 
 from streamfleet_producer.gateway.app import application
+from streamfleet_producer.gateway.http_protocol import SILENCE_S, bounded
 from streamfleet_producer.gateway.services import Services
 from streamfleet_producer.gateway.settings import GatewaySettings
 
@@ -24,13 +25,13 @@ class Gateway:
     `url` is where it listens, without a slash at its end; `services` are the parts its routes work with.
     """
 
-    def __init__(self, redis_url: str, **settings: Any) -> None:
+    def __init__(self, redis_url: str, *, silence_s: float = SILENCE_S, **settings: Any) -> None:
         self.app = application(GatewaySettings(redis_url=redis_url, **settings))
         self.url = ""
         self._server = _Server(
             uvicorn.Config(
                 self.app,
-                http="httptools",
+                http=bounded(16_384, silence_s),
                 ws="none",
                 lifespan="on",
                 access_log=False,

@@ -12,6 +12,7 @@ class GatewayMetrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        self.open_requests = 0
         self._requests = Counter(
             "streamfleet_gateway_requests_total",
             "HTTP requests answered, by route and status.",
@@ -25,9 +26,9 @@ class GatewayMetrics:
             buckets=SECONDS,
             registry=self.registry,
         )
-        self._open = Gauge(
+        Gauge(
             "streamfleet_gateway_open_requests", "HTTP requests under way.", registry=self.registry
-        )
+        ).set_function(lambda: self.open_requests)
         self._gone = Counter(
             "streamfleet_gateway_disconnects_total",
             "Clients that left before their answer was complete.",
@@ -35,10 +36,10 @@ class GatewayMetrics:
         )
 
     def began(self) -> None:
-        self._open.inc()
+        self.open_requests += 1
 
     def ended(self, route: str, status: int, seconds: float) -> None:
-        self._open.dec()
+        self.open_requests -= 1
         self._requests.labels(route, str(status)).inc()
         self._seconds.labels(route).observe(seconds)
 

@@ -18,7 +18,7 @@ from streamfleet_common.message import problems
 from streamfleet_producer.gateway.call import Call, ClientGone
 from streamfleet_producer.gateway.dialects import OPENAI, Dialect
 from streamfleet_producer.gateway.keys import ANYBODY, Tenant
-from streamfleet_producer.gateway.refusals import BodyTooLarge, HeaderTooLarge, Unauthorized
+from streamfleet_producer.gateway.refusals import BodyTooLarge, HeaderTooLarge, Overloaded, Unauthorized
 from streamfleet_producer.gateway.services import Services
 
 log = structlog.get_logger()
@@ -114,6 +114,11 @@ class Application:
 
     async def _respond(self, services: Services, scope: Scope, receive: Receive) -> ASGIApp | Response:
         operation, settings = self._operation, services.settings
+        if services.metrics.open_requests > settings.max_requests and not operation.public:
+            raise Overloaded(
+                f"{settings.max_requests} requests are under way here, and no more are taken: try again",
+                limit=settings.max_requests,
+            )
         _check_headers(scope, settings.max_headers, settings.max_header_bytes)
         http = HttpRequest(scope, receive)
         tenant = ANYBODY if operation.public else _tenant(services, http)

@@ -15,6 +15,7 @@ from streamfleet_common import logs
 from streamfleet_common.errors import StreamfleetError
 from streamfleet_common.settings import misspelled, read
 from streamfleet_producer.gateway.app import application
+from streamfleet_producer.gateway.http_protocol import bounded
 from streamfleet_producer.gateway.settings import GatewaySettings
 
 WRONG_SETTINGS = 2
@@ -40,7 +41,7 @@ def main() -> int:
         return 1
     config = uvicorn.Config(
         application(settings),
-        http="httptools",
+        http=bounded(settings.max_header_bytes),
         ws="none",
         lifespan="on",
         access_log=False,

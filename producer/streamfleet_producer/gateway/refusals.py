@@ -55,7 +55,7 @@ class HeaderTooLarge(InvalidRequest):
 _STATUSES: tuple[tuple[type[StreamfleetError], int], ...] = (
     (Unauthorized, 401),
     (NoWorker, 503),
-    (Overloaded, 503),
+    (Overloaded, 429),
     (BodyTooLarge, 413),
     (HeaderTooLarge, 431),
     (QueueFull, 429),
@@ -82,6 +82,6 @@ def status_of(error: StreamfleetError) -> int:
 
 def retry_after_s(error: StreamfleetError) -> int | None:
     """Whole seconds after which the same request may succeed, for a `Retry-After`; None if it will not."""
-    if isinstance(error, QueueFull):
+    if isinstance(error, (QueueFull, Overloaded)):
         return max(1, math.ceil(float(error.details.get("retry_after", 1.0))))
     return 1 if status_of(error) == 503 else None

@@ -35,8 +35,10 @@ class GatewaySettings(FleetSettings):
     """Header fields of a request."""
     max_header_bytes: int = Field(16_384, ge=1024, le=1_048_576)
     """Names and values of a request's header fields together."""
-    max_connections: int = Field(10_000, ge=1, le=1_000_000)
-    """Open connections, and requests under way, beyond which more are refused with status 503."""
+    max_requests: int = Field(4096, ge=1, le=1_000_000)
+    """Requests under way; more are refused with status 429."""
+    max_connections: int = Field(8192, ge=1, le=1_000_000)
+    """Open connections; on more of them every request is refused with status 503."""
     heartbeat_s: float = Field(15.0, gt=0.0, le=600.0)
     """After so long without an event a stream gets a comment, so that nobody between takes it for dead."""
     tls_certificate: Path | None = None

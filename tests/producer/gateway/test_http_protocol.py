@@ -1,0 +1,70 @@
+"""Clients that mean harm, over bare sockets."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from gateway_process import Gateway
+
+NOWHERE = "redis://127.0.0.1:9/0"
+PATIENCE_S = 45.0
+
+
+@pytest.fixture
+async def gateway() -> AsyncIterator[Gateway]:
+    async with Gateway(NOWHERE, silence_s=0.2) as running:
+        yield running
+
+
+async def said_to(gateway: Gateway, *pieces: bytes, then_silent: bool = False) -> bytes:
+    """All that the gateway answers to these pieces, until it closes."""
+    host, port = gateway.url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    try:
+        for piece in pieces:
+            writer.write(piece)
+            await writer.drain()
+        async with asyncio.timeout(PATIENCE_S):
+            return await reader.read()
+    except ConnectionError:
+        return b""
+    finally:
+        writer.close()
+
+
+async def test_a_head_without_an_end_is_refused(gateway: Gateway) -> None:
+    pieces = [b"GET /healthz HTTP/1.1\r\nhost: x\r\nlong: "] + [b"a" * 4096] * 5
+    assert (await said_to(gateway, *pieces)).startswith(b"HTTP/1.1 431 ")
+    many = [b"GET /healthz HTTP/1.1\r\n", *[b"name-%d: value\r\n" % n for n in range(2000)]]
+    assert (await said_to(gateway, *many)).startswith(b"HTTP/1.1 431 ")
+
+
+async def test_too_many_fields_in_one_piece_are_refused(gateway: Gateway) -> None:
+    fields = b"".join(b"n%d: v\r\n" % n for n in range(100))
+    said = await said_to(gateway, b"GET /healthz HTTP/1.1\r\nconnection: close\r\n" + fields + b"\r\n")
+    assert said.startswith(b"HTTP/1.1 431 ")
+    assert b"header_too_large" in said
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [
+        b"",
+        b"GET /healthz HT",
+        b"POST /v1/rerank HTTP/1.1\r\nhost: x\r\ncontent-length: 10\r\n\r\n{",
+    ],
+    ids=["nothing", "half a head", "half a body"],
+)
+async def test_who_keeps_it_waiting_is_left(gateway: Gateway, piece: bytes) -> None:
+    assert not (await said_to(gateway, piece)).startswith(b"HTTP/1.1 200")
+    # Nobody is left waiting in it either.
+    assert gateway.services.metrics.open_requests == 0
+
+
+async def test_who_asks_and_waits_is_answered(gateway: Gateway) -> None:
+    said = await said_to(gateway, b"GET /healthz HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+    assert said.startswith(b"HTTP/1.1 200 ")
+    assert said.endswith(b"ok\n")

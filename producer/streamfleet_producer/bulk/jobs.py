@@ -83,6 +83,11 @@ class BulkJob(Job):
         """Whether it may be tried again; a foreign one never."""
         return self.is_ours and bool(super().should_retry)
 
+    def retry(self, queue: Queue, pipeline: Any) -> None:
+        """Let another worker go on with it, from what the last one told."""
+        self.get_meta()  # what this process knows of it is older, and would be written
+        super().retry(queue, pipeline)
+
     def send_webhooks(self, *_: Any, **__: Any) -> None:
         """Send none: a job must not choose whom this machine talks to."""
 

@@ -4,6 +4,7 @@ const LOOK_MS = 2000;
 const get = (id) => document.getElementById(id);
 const element = (name, text = "", kind = "") => Object.assign(document.createElement(name), { textContent: text, className: kind });
 let asking = null;
+let looking = 0;
 
 function headers(more = {}) {
   const key = sessionStorage.getItem("key");
@@ -76,6 +77,7 @@ function show(queues) {
 }
 
 async function look() {
+  clearTimeout(looking);
   if (!document.hidden) {
     try {
       const response = await fetch("v1/fleet", { headers: headers(), cache: "no-store" });
@@ -86,7 +88,7 @@ async function look() {
       say(error instanceof TypeError ? "the gateway does not answer" : error.message, true);
     }
   }
-  setTimeout(look, LOOK_MS);
+  looking = setTimeout(look, LOOK_MS);
 }
 
 // --- a prompt
@@ -165,5 +167,6 @@ get("key-form").addEventListener("submit", (event) => {
   event.preventDefault();
   sessionStorage.setItem("key", get("key").value.trim());
   get("key-form").hidden = true;
+  look();
 });
 look();

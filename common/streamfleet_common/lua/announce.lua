@@ -8,13 +8,14 @@ if ARGV[3] == '0' then
   call('HDEL', T .. ':workers', ARGV[1])
   call('HDEL', T .. ':control', 'drain:' .. ARGV[1])
   local back = recovery()
-  for _, code in ipairs(all_codes(sub_lanes())) do back.forget(code, ARGV[1]) end
+  for _, code in ipairs(back.all_codes(back.sub_lanes())) do back.forget(code, ARGV[1]) end
   return tonumber(now)
 end
 call('HSET', T .. ':workers', ARGV[1], string.format('%.0f', now + ARGV[3]) .. '|' .. ARGV[2])
 call('HSET', T .. ':control', 'max_queue_depth', ARGV[4], 'max_queue_tokens', ARGV[5], 'lease_ms', ARGV[6],
   'dead_payload', ARGV[7])
-local wanted, top = tonumber(ARGV[9] or 1), sub_lanes()
+local wanted = tonumber(ARGV[9] or 1)
+local top = tonumber(call('HGET', T .. ':control', 'sub_lanes_top')) or 1
 if wanted > 1 or top > 1 then
   -- What waits in more of them than are wanted now must still be read, until a sweep has found them empty.
   call('HSET', T .. ':control', 'sub_lanes', ARGV[9], 'sub_lanes_top', math.max(wanted, top))

@@ -8,7 +8,7 @@ local owner, counted, limit = ARGV[1], ARGV[2] == '1', tonumber(ARGV[3])
 local now = clock()
 local keep = call('HGET', T .. ':control', 'dead_payload') == '1'
 local taken = 0
-local codes = all_codes(sub_lanes())
+local codes = back.all_codes(back.sub_lanes())
 for _, code in ipairs(codes) do
   local eids = back.pending(code, 0, limit - taken, owner)
   taken = taken + #eids

@@ -20,7 +20,6 @@ setmetatable(STREAMS, {__index = function(_, code)
   local letter, number = match(code, '^([hnb])(%d+)$')
   return rawget(STREAMS, letter) .. ':' .. number
 end})
-local MAX_SUB_LANES = 64
 local USAGE_MS = 400 * 86400000
 
 local function clock()
@@ -28,43 +27,10 @@ local function clock()
   return string.format('%.0f', time[1] * 1000 + math.floor(time[2] / 1000))
 end
 
--- The day of a time in ms, as YYYYMMDD in UTC: Redis gives scripts no calendar.
-local function day_of(ms)
-  local z = math.floor(ms / 86400000) + 719468
-  local era = math.floor(z / 146097)
-  local doe = z - era * 146097
-  local yoe = math.floor((doe - math.floor(doe / 1460) + math.floor(doe / 36524) - math.floor(doe / 146096)) / 365)
-  local doy = doe - (365 * yoe + math.floor(yoe / 4) - math.floor(yoe / 100))
-  local mp = math.floor((5 * doy + 2) / 153)
-  local day = doy - math.floor((153 * mp + 2) / 5) + 1
-  local month = mp < 10 and mp + 3 or mp - 9
-  return string.format('%04d%02d%02d', yoe + era * 400 + (month <= 2 and 1 or 0), month, day)
-end
-
--- Code and entry of a place; and back.
+-- Code and entry of a place.
 local function split(place)
   if find(place, '.', 2, true) then return match(place, '^(%a%d+)%.(.*)$') end
   return sub(place, 1, 1), sub(place, 2)
-end
-
-local function place_at(code, eid)
-  if #code == 1 then return code .. eid end
-  return code .. '.' .. eid
-end
-
--- How many sub-lanes of each lane may hold something: as many as are in use, or were, until those are empty.
-local function sub_lanes()
-  local found = call('HMGET', T .. ':control', 'sub_lanes', 'sub_lanes_top')
-  return math.max(1, math.min(MAX_SUB_LANES, math.max(tonumber(found[1]) or 1, tonumber(found[2]) or 1)))
-end
-
--- The codes of all streams of work.
-local function all_codes(top)
-  local codes = {'h', 'n', 'b', 'H', 'N', 'B', 'S'}
-  for i = 1, top - 1 do
-    for _, letter in ipairs({'h', 'n', 'b'}) do codes[#codes + 1] = letter .. i end
-  end
-  return codes
 end
 
 local function records(rids)
@@ -96,8 +62,7 @@ end
 
 -- Work to be taken off the streams, and off the counts, once for the whole batch. `tenants`: of each the number of
 -- ends, of failures among them, the tokens that its open requests might have taken, and those they took.
-local function nothing() return {rids = {}, entries = {}, later = {}, tenants = {}, uncounted = false} end
-local ended = nothing()
+local ended = {rids = {}, entries = {}, later = {}, tenants = {}, uncounted = false}
 local spent = {} -- rid to `prompt tokens|completion tokens`, where they are known
 
 local function leave(place, rid)
@@ -112,12 +77,6 @@ local function leave(place, rid)
     ended.entries[code] = entries
   end
   entries[#entries + 1] = eid
-end
-
--- An open request whose record is gone: whose it was, and what it counted for, nobody knows.
-local function vanish(rid)
-  ended.rids[#ended.rids + 1] = rid
-  ended.uncounted = true
 end
 
 -- Of an open record, in one scan: epoch, place, started, attempts, losses, accepted, stream, ttl, tokens, whose
@@ -163,26 +122,25 @@ local function discard(code, eids)
   redis.pcall('XDEL', T .. STREAMS[code], unpack(eids))
 end
 
--- Somebody may have written there by hand; what is left of the script must still run.
-local function add(key, field, number)
-  local sum = redis.pcall('HINCRBY', key, field, string.format('%.0f', number))
-  return type(sum) == 'number' and sum or nil
+-- The day of a time in ms, as YYYYMMDD in UTC: Redis gives scripts no calendar.
+local function day_of(ms)
+  local floor = math.floor
+  local z = floor(ms / 86400000) + 719468
+  local era = floor(z / 146097)
+  local doe = z - era * 146097
+  local yoe = floor((doe - floor(doe / 1460) + floor(doe / 36524) - floor(doe / 146096)) / 365)
+  local doy = doe - (365 * yoe + floor(yoe / 4) - floor(yoe / 100))
+  local mp = floor((5 * doy + 2) / 153)
+  local month = mp < 10 and mp + 3 or mp - 9
+  local year = yoe + era * 400 + (month <= 2 and 1 or 0)
+  return year * 10000 + month * 100 + doy - floor((153 * mp + 2) / 5) + 1
 end
 
-local function uncount(field, number)
-  if number == 0 then return end
-  local left = add(T .. ':tenants', field, -number)
-  if left and left > 0 then return end
-  if left ~= 0 then ended.uncounted = true end -- it had never been counted
-  redis.pcall('HDEL', T .. ':tenants', field)
-end
-
--- The ledger: what each tenant had, by the day of the end.
-local function book(tenant, sums, key)
-  if add(key, tenant .. '|requests', sums.ends) == sums.ends then redis.pcall('PEXPIRE', key, USAGE_MS) end
-  if sums.prompt > 0 then add(key, tenant .. '|prompt_tokens', sums.prompt) end
-  if sums.completion > 0 then add(key, tenant .. '|completion_tokens', sums.completion) end
-  if sums.failed > 0 then add(key, tenant .. '|failed', sums.failed) end
+-- Somebody may have written there by hand, which must not stop the script.
+local function count_down(key, field, number)
+  local left = redis.pcall('HINCRBY', key, field, -number)
+  if type(left) ~= 'number' or left < 0 then ended.uncounted = true end -- it had never been counted
+  if type(left) ~= 'number' or left <= 0 then redis.pcall('HDEL', key, field) end
 end
 
 local function settle()
@@ -191,14 +149,19 @@ local function settle()
   if #ended.rids == 0 then return end
   call('ZREM', T .. ':open', unpack(ended.rids))
   call('HINCRBY', T .. ':sweep', 'ended', #ended.rids)
-  local tokens, day = 0, nil
-  for tenant, sums in pairs(ended.tenants) do
-    tokens = tokens + sums.tokens
-    uncount(tenant, sums.ends)
-    uncount(tenant .. '|t', sums.tokens)
-    day = day or day_of(sums.now)
-    book(tenant, sums, T .. ':usage:' .. day)
+
+  local tenants, ledger, tokens = T .. ':tenants', nil, 0
+  for tenant, one in pairs(ended.tenants) do
+    tokens = tokens + one.tokens
+    count_down(tenants, tenant, one.ends)
+    if one.tokens > 0 then count_down(tenants, tenant .. '|t', one.tokens) end
+    ledger = ledger or T .. ':usage:' .. day_of(one.now)
+    local sum = redis.pcall('HINCRBY', ledger, tenant .. '|requests', one.ends)
+    if sum == one.ends then redis.pcall('PEXPIRE', ledger, USAGE_MS) end
+    if one.prompt > 0 then redis.pcall('HINCRBY', ledger, tenant .. '|prompt_tokens', one.prompt) end
+    if one.completion > 0 then redis.pcall('HINCRBY', ledger, tenant .. '|completion_tokens', one.completion) end
+    if one.failed > 0 then redis.pcall('HINCRBY', ledger, tenant .. '|failed', one.failed) end
   end
-  uncount('*', tokens)
+  if tokens > 0 then count_down(tenants, '*', tokens) end
   if ended.uncounted then call('HSET', T .. ':sweep', 'recount', '1') end
 end

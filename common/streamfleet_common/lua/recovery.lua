@@ -7,6 +7,27 @@ local COMPANY = 2 -- from so many lost workers on it runs alone
 local FAILURES = 3 -- tries in all after retryable failures, where the request says nothing
 local MAX_DEAD = 10000
 local MAX_BACKOFF_MS = 3600000
+local MAX_SUB_LANES = 64
+
+local function place_at(code, eid)
+  if #code == 1 then return code .. eid end
+  return code .. '.' .. eid
+end
+
+-- How many sub-lanes of each lane may hold something: as many as are in use, or were, until those are empty.
+local function sub_lanes()
+  local found = call('HMGET', T .. ':control', 'sub_lanes', 'sub_lanes_top')
+  return math.max(1, math.min(MAX_SUB_LANES, math.max(tonumber(found[1]) or 1, tonumber(found[2]) or 1)))
+end
+
+-- The codes of all streams of work.
+local function all_codes(top)
+  local codes = {'h', 'n', 'b', 'H', 'N', 'B', 'S'}
+  for i = 1, top - 1 do
+    for _, letter in ipairs({'h', 'n', 'b'}) do codes[#codes + 1] = letter .. i end
+  end
+  return codes
+end
 
 -- attempts, backoff, r or f
 local function policy_fields(meta)
@@ -174,6 +195,6 @@ end
 
 return {
   again = again, wake = wake, bury = bury, recover = recover, pending = pending, forget = forget, enqueue = enqueue,
-  entry_fields = entry_fields, failures = FAILURES,
+  entry_fields = entry_fields, failures = FAILURES, sub_lanes = sub_lanes, all_codes = all_codes,
 }
 end

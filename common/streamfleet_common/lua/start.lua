@@ -16,7 +16,7 @@ for at = 6, #ARGV, 2 do
   places[#places + 1] = ARGV[at + 1]
   payloads[#payloads + 1] = false
 end
-local top = sub_lanes()
+local top = tonumber(call('HGET', T .. ':control', 'sub_lanes_top')) or 1
 local replies = {0, now, top}
 
 local function new_entries(code, most)
@@ -67,46 +67,43 @@ local function take(code, most)
       if values[i] == 'r' then rid = values[i + 1] elseif values[i] == 'p' then payload = values[i + 1] end
     end
     rids[#rids + 1] = rid
-    places[#places + 1] = place_at(code, entry[1])
+    places[#places + 1] = (#code == 1 and code or code .. '.') .. entry[1]
     payloads[#rids] = payload
     count = count - 1
   end
   return #found[1][2]
 end
 
--- Equal parts of what there is room for; what is over goes to those whose turn it is.
-local function take_in_turn(letter)
-  local turn = tonumber(call('HGET', T .. ':sweep', 'turn:' .. letter) or 0)
-  local waiting, last = {}, nil
-  for i = 0, top - 1 do
-    local number = (turn + i) % top
-    local code = number == 0 and letter or letter .. number
-    local length = redis.pcall('XLEN', T .. STREAMS[code])
-    if length ~= 0 then waiting[#waiting + 1] = {code = code, number = number} end
-  end
-  while count > 0 and #waiting > 0 do
-    local part = math.floor(count / #waiting)
-    local more = {}
-    for _, one in ipairs(waiting) do
-      if count <= 0 then break end
-      local most = math.max(1, part)
-      local found = take(one.code, most)
-      if part == 0 and found > 0 then last = one.number end
-      if found == most then more[#more + 1] = one end
-    end
-    waiting = more
-  end
-  if last then call('HSET', T .. ':sweep', 'turn:' .. letter, (last + 1) % top) end
-end
-
 for at = 1, #letters do
   if count <= 0 then break end
   local letter = sub(letters, at, at)
-  if top > 1 and find('hnb', letter, 1, true) then
-    take_in_turn(letter)
-  elseif take(letter, letter == 'S' and 1 or count) > 0 and letter == 'S' then
-    call('HDEL', T .. ':sweep', 'suspect')
-    break -- a suspect runs alone
+  if top == 1 or not find('hnb', letter, 1, true) then
+    if take(letter, letter == 'S' and 1 or count) > 0 and letter == 'S' then
+      call('HDEL', T .. ':sweep', 'suspect')
+      break -- a suspect runs alone
+    end
+  else
+    -- As if one were taken from each sub-lane in turn, for as long as there is room; but with fewer calls.
+    local turn = tonumber(call('HGET', T .. ':sweep', 'turn:' .. letter) or 0)
+    local waiting, last = {}, nil
+    for i = 0, top - 1 do
+      local number = (turn + i) % top
+      local code = number == 0 and letter or letter .. number
+      if redis.pcall('XLEN', T .. STREAMS[code]) ~= 0 then waiting[#waiting + 1] = {code = code, number = number} end
+    end
+    while count > 0 and #waiting > 0 do
+      local part = math.floor(count / #waiting)
+      local more = {}
+      for _, one in ipairs(waiting) do
+        if count <= 0 then break end
+        local most = math.max(1, part)
+        local found = take(one.code, most)
+        if found > 0 then last = one.number end
+        if found == most then more[#more + 1] = one end
+      end
+      waiting = more
+    end
+    if last then call('HSET', T .. ':sweep', 'turn:' .. letter, (last + 1) % top) end
   end
 end
 if #rids == 0 then

@@ -44,38 +44,34 @@ for i = 1, count do names[i] = T .. ':r:' .. ARGV[4 * i - 2] end
 local known = redis.call('MGET', unpack(names))
 
 -- The tenants of the batch, each with its sub-lane, its share and what counts against that, if it has one.
-local function day()
-  -- As YYYYMMDD in UTC: Redis gives scripts no calendar.
-  local z = floor(now / 86400000) + 719468
-  local era = floor(z / 146097)
-  local doe = z - era * 146097
-  local yoe = floor((doe - floor(doe / 1460) + floor(doe / 36524) - floor(doe / 146096)) / 365)
-  local doy = doe - (365 * yoe + floor(yoe / 4) - floor(yoe / 100))
-  local mp = floor((5 * doy + 2) / 153)
-  local month = mp < 10 and mp + 3 or mp - 9
-  return string.format('%04d%02d%02d', yoe + era * 400 + (month <= 2 and 1 or 0), month,
-    doy - floor((153 * mp + 2) / 5) + 1)
-end
-
 local tenants, order = {}, {}
 for i = 1, count do
   local tenant = whose[i]
   if not tenants[tenant] then
     order[#order + 1] = tenant
-    tenants[tenant] = {added = 0, tokens = 0, lane = 0}
-    if F > 1 then tenants[tenant].lane = tonumber(sub(redis.sha1hex(tenant), 1, 8), 16) % F end
+    tenants[tenant] = {added = 0, cost = 0, lane = F > 1 and tonumber(sub(redis.sha1hex(tenant), 1, 8), 16) % F or 0}
   end
 end
-local shares = redis.call('HMGET', T .. ':shares', '*', unpack(order))
+local shares = redis.pcall('HMGET', T .. ':shares', '*', unpack(order))
 for i, tenant in ipairs(order) do
   local one = tenants[tenant]
   local most, most_tokens, daily = match(shares[i + 1] or shares[1] or '', '^(%d+)|(%d+)|(%d+)$')
   if most then
-    local open = redis.call('HMGET', T .. ':tenants', tenant, tenant .. '|t')
+    local open = redis.pcall('HMGET', T .. ':tenants', tenant, tenant .. '|t')
     one.most, one.most_tokens, one.daily = tonumber(most), tonumber(most_tokens), tonumber(daily)
-    one.open, one.open_tokens, one.used = tonumber(open[1]) or 0, tonumber(open[2]) or 0, 0
+    one.open, one.tokens, one.used = tonumber(open[1]) or 0, tonumber(open[2]) or 0, 0
     if one.daily > 0 then
-      local used = redis.call('HMGET', T .. ':usage:' .. day(), tenant .. '|prompt_tokens',
+      -- As YYYYMMDD in UTC: Redis gives scripts no calendar.
+      local z = floor(now / 86400000) + 719468
+      local era = floor(z / 146097)
+      local doe = z - era * 146097
+      local yoe = floor((doe - floor(doe / 1460) + floor(doe / 36524) - floor(doe / 146096)) / 365)
+      local doy = doe - (365 * yoe + floor(yoe / 4) - floor(yoe / 100))
+      local mp = floor((5 * doy + 2) / 153)
+      local month = mp < 10 and mp + 3 or mp - 9
+      local year = yoe + era * 400 + (month <= 2 and 1 or 0)
+      local today = year * 10000 + month * 100 + doy - floor((153 * mp + 2) / 5) + 1
+      local used = redis.call('HMGET', T .. ':usage:' .. today, tenant .. '|prompt_tokens',
         tenant .. '|completion_tokens')
       one.used = (tonumber(used[1]) or 0) + (tonumber(used[2]) or 0)
     end
@@ -84,14 +80,13 @@ end
 
 -- Which limit of its tenant's share a request would break, and how high that is.
 local function over(one, cost)
-  if not one.most then return nil end
-  local open, open_tokens = one.open + one.added, one.open_tokens + one.tokens
+  local open, tokens = one.open + one.added, one.tokens + one.cost
   if one.most > 0 and open >= one.most then return 'tenant_requests', one.most end
   -- Who has nothing open may have any one request, or a large one could never come in.
-  if one.most_tokens > 0 and open > 0 and open_tokens + cost > one.most_tokens then
+  if one.most_tokens > 0 and open > 0 and tokens + cost > one.most_tokens then
     return 'tenant_tokens', one.most_tokens
   end
-  if one.daily > 0 and one.used + open_tokens + cost > one.daily then return 'tenant_budget', one.daily end
+  if one.daily > 0 and one.used + tokens + cost > one.daily then return 'tenant_budget', one.daily end
 end
 
 -- After how long a tenth of the queue has ended, going by the last sweeps.
@@ -114,7 +109,8 @@ local replies, accepted, batch, added = {}, {}, {}, 0
 for i = 1, count do
   local at = 4 * i - 2
   local rid, cost, one = ARGV[at], costs[i], tenants[whose[i]]
-  local reason, most = over(one, cost)
+  local reason, most
+  if one.most then reason, most = over(one, cost) end
   local record = known[i] or batch[rid]
   if record then
     local head = match(record, '^[^\n]*')
@@ -134,7 +130,7 @@ for i = 1, count do
     tokens = tokens + cost
     added = added + cost
     one.added = one.added + 1
-    one.tokens = one.tokens + cost
+    one.cost = one.cost + cost
     depth = depth + 1
     batch[rid] = 'Q|' .. ARGV[at + 2]
     accepted[#accepted + 1] = i
@@ -160,10 +156,9 @@ for i, number in ipairs(accepted) do
 end
 redis.call('MSET', unpack(records))
 redis.call('ZADD', T .. ':open', unpack(members))
-if added > 0 then redis.pcall('HINCRBY', T .. ':tenants', '*', string.format('%.0f', added)) end
-for _, tenant in ipairs(order) do
-  local one = tenants[tenant]
+if added > 0 then redis.pcall('HINCRBY', T .. ':tenants', '*', added) end
+for tenant, one in pairs(tenants) do
   if one.added > 0 then redis.pcall('HINCRBY', T .. ':tenants', tenant, one.added) end
-  if one.tokens > 0 then redis.pcall('HINCRBY', T .. ':tenants', tenant .. '|t', string.format('%.0f', one.tokens)) end
+  if one.cost > 0 then redis.pcall('HINCRBY', T .. ':tenants', tenant .. '|t', one.cost) end
 end
 return replies

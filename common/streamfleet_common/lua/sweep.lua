@@ -10,6 +10,12 @@
 local MAX_RECOUNT = 2000
 local back = recovery()
 
+-- An open request without a record: whose it was, and what it counted for, nobody knows.
+local function vanish(rid)
+  ended.rids[#ended.rids + 1] = rid
+  ended.uncounted = true
+end
+
 -- What all open requests count for, from their records.
 local function recount()
   local sums = {}
@@ -92,14 +98,14 @@ if #overdue > 0 then
 end
 back.wake(now, limit)
 settle()
-ended = nothing()
+ended = {rids = {}, entries = {}, later = {}, tenants = {}, uncounted = false}
 
 local grace = at < tonumber(grace_until or 0)
 if ARGV[7] == '1' and at - tonumber(full_at or 0) < lease / 3 then
   return {#overdue, 0, 0, 0, 0, more, grace and 1 or 0, 0, 0, 0}
 end
-local top = sub_lanes()
-local codes = all_codes(top)
+local top = back.sub_lanes()
+local codes = back.all_codes(top)
 notes[#notes + 1] = 'full'
 notes[#notes + 1] = now
 if not grace then
@@ -110,11 +116,11 @@ if not grace then
     if #eids == limit then more = 1 end
   end
   settle()
-  ended = nothing()
+  ended = {rids = {}, entries = {}, later = {}, tenants = {}, uncounted = false}
 end
 
 -- The audit: a slice of the open requests at a time, against what the streams really hold.
-local first = tonumber(audited or 0)
+local first, highest = tonumber(audited or 0), top
 local slice = call('ZRANGE', T .. ':open', first, first + limit - 1)
 if #slice > 0 and not grace then
   local known = records(slice)
@@ -126,6 +132,7 @@ if #slice > 0 and not grace then
       vanish(rid)
     elseif place ~= '' and at - match(place, '(%d+)%-') > 2000 then
       local code, eid = split(place)
+      highest = math.max(highest, (tonumber(sub(code, 2)) or 0) + 1)
       local card = owner ~= '' and call('HGET', T .. ':workers', owner)
       -- A live owner has the request in memory, and may still finish it.
       if not card or tonumber(match(card, '^%d+') or 0) < at then
@@ -172,6 +179,12 @@ if not cleaned or at - cleaned > 60000 then
   end
   notes[#notes + 1] = 'cleaned'
   notes[#notes + 1] = now
+end
+
+-- Somebody deleted the note of how many sub-lanes there were.
+if highest > top then
+  top = highest
+  call('HSET', T .. ':control', 'sub_lanes_top', top)
 end
 
 -- Sub-lanes that are no longer in use, and hold nothing any more: from the last one on.

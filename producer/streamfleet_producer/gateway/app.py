@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from streamfleet_common.errors import RequestNotFound
-from streamfleet_producer.gateway import fleet_state, health, pages, tgi
+from streamfleet_producer.gateway import fleet_state, health, openai_routes, pages, tgi
 from streamfleet_producer.gateway.dialects import OPENAI, json_response
 from streamfleet_producer.gateway.operation import Application, Operation
 from streamfleet_producer.gateway.services import Services
@@ -23,6 +23,7 @@ OPERATIONS: tuple[Operation, ...] = (
     *health.OPERATIONS,
     *fleet_state.OPERATIONS,
     *tgi.OPERATIONS,
+    *openai_routes.OPERATIONS,
 )
 """Each module of routes brings its own."""
 

@@ -1,0 +1,54 @@
+"""Idempotency keys as OpenAI's client sends them: one with each request, and the same when it tries again."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+
+from streamfleet_common.errors import RequestNotFound
+from streamfleet_producer.client import Client
+from streamfleet_producer.gateway.keys import Tenant
+from streamfleet_producer.intake import keyed_rid
+
+AUTOMATIC = "stainless-"
+"""How the keys begin that the client makes itself, one for each call."""
+MOST_TRIES = 4
+_MAX_CHARS = 256
+
+
+async def key_to_use(
+    client: Client, tenant: Tenant, headers: Mapping[str, str], key: str | None
+) -> str | None:
+    """The key under which a request is to be sent on.
+
+    A request that was given up or came too late has no answer to be given again: its key begins anew. With
+    a key of the client's own making, which lives for one call and its retries, so does one that failed.
+    """
+    is_automatic = key is not None and key.startswith(AUTOMATIC)
+    if key is None or (is_automatic and headers.get("x-stainless-retry-count", "0") == "0"):
+        return key
+    dead = ("cancelled", "expired", "failed", "dead") if is_automatic else ("cancelled", "expired")
+    secret = tenant.name.encode() if tenant.secret is None else tenant.secret
+    told = key
+    for again in range(1, MOST_TRIES):
+        try:
+            # Of several prompts the first one tells for all.
+            status = await client.status(keyed_rid(secret, keys_of(told, 1)[0] or ""))
+        except RequestNotFound:
+            break
+        if status.state not in dead:
+            break
+        told = _made(key, f"try {again}")
+    return told
+
+
+def keys_of(key: str | None, count: int) -> list[str | None]:
+    """The keys of the requests that one request is made of."""
+    if key is None:
+        return [None] * count
+    return [key, *(_made(key, str(place)) for place in range(1, count))]
+
+
+def _made(key: str, what: str) -> str:
+    made = f"{key} {what}"
+    return made if len(made) <= _MAX_CHARS else hashlib.sha256(made.encode()).hexdigest()

@@ -16,7 +16,7 @@ from streamfleet_producer.gateway.openai_generation import (
     invalid,
     unsupported,
 )
-from streamfleet_producer.gateway.openai_schemas import ChatBody, ToolChoice, Turn
+from streamfleet_producer.gateway.openai_schemas import Call, ChatBody, ToolChoice, Turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,22 +106,28 @@ def _message(turn: Turn, place: int) -> ChatMessage:
     if turn.audio or turn.function_call:
         name = "audio" if turn.audio else "function_call"
         raise unsupported(f"{where}.{name}", "leave it out" if name == "audio" else "use tool_calls")
+    content = _content(turn, where)
+    calls = [
+        _told_call(call, f"{where}.tool_calls.{number}") for number, call in enumerate(turn.tool_calls or ())
+    ]
     try:
         return ChatMessage(
             # The newer name of the same thing, which no template knows.
             role="system" if turn.role == "developer" else turn.role,
-            content=_content(turn, where),
+            content=content,
             name=turn.name,
-            tool_calls=[
-                ToolCall(id=call.id, name=call.function.name, arguments=call.function.arguments)
-                for call in turn.tool_calls or ()
-            ],
+            tool_calls=calls,
             tool_call_id=turn.tool_call_id,
         )
-    except Unsupported:
-        raise
     except InvalidRequest as error:
         raise invalid(*(f"{where}: {problem}" for problem in error.problems)) from None
+
+
+def _told_call(call: Call, where: str) -> ToolCall:
+    try:
+        return ToolCall(id=call.id, name=call.function.name, arguments=call.function.arguments)
+    except InvalidRequest as error:
+        raise invalid(*(f"{where}.function.{problem}" for problem in error.problems)) from None
 
 
 def _content(turn: Turn, where: str) -> str:

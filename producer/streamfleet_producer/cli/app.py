@@ -21,6 +21,7 @@ from streamfleet_producer.cli.keys import keys
 from streamfleet_producer.cli.queues import queues
 from streamfleet_producer.cli.rerank import rerank
 from streamfleet_producer.cli.result import result
+from streamfleet_producer.cli.schema import schema
 from streamfleet_producer.cli.status import status
 from streamfleet_producer.cli.stream import stream
 from streamfleet_producer.cli.submit import submit
@@ -61,7 +62,7 @@ for command in (
     *(demo, up, worker, gateway),
     *(stream, submit, result, status, cancel),
     *(embed, classify, rerank, decide, call),
-    queues,
+    *(queues, schema),
 ):
     app.command(cls=Command, epilog=EXIT_CODES)(command)
 

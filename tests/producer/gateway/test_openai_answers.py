@@ -276,17 +276,20 @@ def test_chunks_of_calls_make_the_message(size: int, logprobs: bool) -> None:
     ]
     last = end(choice(text, tuple(range(len(pieces)))))
     (whole,) = chat_answer(wish, Outcome("q:1", last, read(*deltas)), model="m", created=9)["choices"]
-    content, calls, told = "", [], []
+    content, reason = "", None
+    calls: list[dict[str, Any]] = []
+    told: list[dict[str, Any]] = []
     for chunk in payloads(_chat_stream(wish, deltas, last)):
         (one,) = chunk["choices"]
         content += one["delta"].get("content") or ""
         calls += one["delta"].get("tool_calls", [])
         told += (one["logprobs"] or {}).get("content", [])
+        reason = one["finish_reason"]
     assert content == whole["message"]["content"]
     assert [call.pop("index") for call in calls] == [0, 1]
     assert calls == whole["message"]["tool_calls"]
     assert told == (whole["logprobs"]["content"] if logprobs else [])
-    assert one["finish_reason"] == whole["finish_reason"] == "tool_calls"
+    assert reason == whole["finish_reason"] == "tool_calls"
 
 
 @pytest.mark.parametrize("echo", [False, True])
@@ -301,7 +304,13 @@ def test_chunks_of_a_completion_make_the_whole(echo: bool) -> None:
 
     # Another choice may be ahead of the prompt's tokens, and a last text may have no token.
     cut = Delta(index=0, token_ids=(), texts=("!",))
-    events = [delta(1, " x", " y"), *([PREFILL] if echo else []), delta(0, " a"), delta(0, " b"), cut]
+    events: list[Delta | Prefill] = [
+        delta(1, " x", " y"),
+        *([PREFILL] if echo else []),
+        delta(0, " a"),
+        delta(0, " b"),
+        cut,
+    ]
     said = [event for event in events if isinstance(event, Delta)]
     last = end(choice(" a b!", (50, 50), reason="length"), choice(" x y", (50, 51), 1))
     outcome = Outcome("q:1", last, read(*said), PREFILL if echo else None)

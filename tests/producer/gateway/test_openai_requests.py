@@ -176,7 +176,13 @@ def test_the_form_of_an_answer_may_be_said_in_several_ways(
 
 def test_all_kinds_of_turns_become_ours() -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"a": 1}'}}
-    said = {"role": "assistant", "refusal": None, "audio": None, "function_call": None, "annotations": []}
+    said: dict[str, Any] = {
+        "role": "assistant",
+        "refusal": None,
+        "audio": None,
+        "function_call": None,
+        "annotations": [],
+    }
     messages = [
         {"role": "developer", "content": "Be brief."},
         {"role": "system", "content": [{"type": "text", "text": "And"}, {"type": "text", "text": "kind."}]},

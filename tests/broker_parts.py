@@ -22,6 +22,11 @@ STREAMS: tuple[Stream, ...] = tuple(LETTERS)
 """Every stream of work."""
 
 
+def name_of(stream: Stream, sub_lane: int) -> str:
+    """The end of a stream's key."""
+    return f"{stream}:{sub_lane}" if sub_lane else stream
+
+
 def submission(prompt: str = "Hi", max_tokens: int = 128, **fields: Any) -> Submission:
     return Submission.of(Envelope(request=GenerateRequest(prompt=prompt, max_tokens=max_tokens), **fields))
 

@@ -9,14 +9,15 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
-from broker_parts import START, STREAMS, submission
+from broker_parts import START, STREAMS, card, name_of, submission
 from queue_checks import BODY, EPOCH_MS, LIMIT, OWNERS, TENANTS, UNIT_MS, Checked, T
 from queue_model import LEASE_MS
 from queue_parts import Item, Request
 from streamfleet_common.deliveries import Delivery, Emission, Entry, Finish
 from streamfleet_common.keys import Stream
 from streamfleet_common.records import LETTERS as STATE_LETTERS
-from streamfleet_common.schemas import LANES, Choice, End, Retry
+from streamfleet_common.schemas import LANES, Choice, End, Retry, Usage
+from streamfleet_common.shares import EVERYBODY, Share
 from streamfleet_common.submissions import Submission
 
 OWNER = st.sampled_from(OWNERS)
@@ -26,6 +27,11 @@ LOOKS = st.sampled_from([STREAMS, STREAMS[:6], STREAMS[:3], ("solo", *STREAMS[:6
 """What a worker may look into; `STREAMS` ends with "solo"."""
 HOW = st.sampled_from(["done", "failed", "retry", "retry", 0, 150_000, 5_000_000])
 """How a request ends: a number is another try after so many ms."""
+SHARES = st.dictionaries(
+    st.sampled_from([*TENANTS, EVERYBODY]),
+    st.sampled_from([Share(), Share(2), Share(1, 300), Share(0, 200), Share(0, 0, 600)]),
+    max_size=2,
+)
 WANTS = st.fixed_dictionaries(
     {
         "lane": st.sampled_from(LANES),
@@ -48,7 +54,9 @@ class Fleet(Checked):
     def submit_all(self, batch: Sequence[Submission]) -> None:
         expected = [self.queue.submit(one) for one in batch]
         answers = self.run(self.broker.submit(batch, max_queue_depth=LIMIT))
-        assert [(one.outcome, one.depth, STATE_LETTERS[one.state]) for one in answers] == expected
+        assert [
+            (f"{one.outcome} {one.reason}".rstrip(), one.depth, STATE_LETTERS[one.state]) for one in answers
+        ] == expected
         self.learn()
 
     @rule(
@@ -84,9 +92,13 @@ class Fleet(Checked):
 
     @rule(owner=OWNER, streams=st.lists(st.sampled_from(STREAMS), min_size=1, max_size=7, unique=True))
     def read(self, owner: str, streams: list[Stream], count: int = 2) -> None:
-        items = [item for stream in streams for item in self.queue.read(owner, stream, count)]
+        names = [name for stream in streams for name in self.queue.lane(stream)]
+        items = [item for name in names for item in self.queue.read(owner, name, count)]
+        self.broker._sub_lanes = self.queue.top  # as the last look of a worker told it
         entries = self.run(self.broker.read(owner, streams, count, block_ms=None))
-        assert [(entry.stream, entry.eid) for entry in entries] == [(one.stream, one.eid) for one in items]
+        assert [(name_of(one.stream, one.sub_lane), one.eid) for one in entries] == [
+            (one.stream, one.eid) for one in items
+        ]
         self.entries += zip(entries, items, strict=True)
 
     @rule(owner=OWNER, at=st.lists(AT, min_size=1, max_size=3))
@@ -124,7 +136,12 @@ class Fleet(Checked):
         make_room, items = self.queue.take(owner, streams, count)
         taken = self.run(self.broker.take(owner, START, streams=streams, count=count))
         assert taken.make_room == make_room
-        assert [entry.stream for entry, _ in taken.started] == [item.stream for item in items]
+        # The script takes several of a sub-lane at once, where the model takes one of each in turn.
+        items.sort(key=lambda item: item.stream)
+        taken.started.sort(key=lambda one: name_of(one[0].stream, one[0].sub_lane))
+        assert [name_of(one.stream, one.sub_lane) for one, _ in taken.started] == [
+            item.stream for item in items
+        ]
         for (entry, _), item in zip(taken.started, items, strict=True):
             item.eid = item.eid or entry.eid
             assert entry.eid == item.eid
@@ -234,13 +251,15 @@ class Fleet(Checked):
                 # end would be one call and its repetition.
                 self.ends += 1
                 choice = Choice(text=str(self.ends), token_ids=(1,), finish_reason="eos")
-                end = End(state="done" if kind == "done" else "failed", choices=(choice,))
+                spent = (self.ends, 1)
+                usage = Usage(prompt_tokens=spent[0], completion_tokens=spent[1])
+                end = End(state="done" if kind == "done" else "failed", choices=(choice,), usage=usage)
                 finishes.append(Finish(delivery, end, retry=kind == "retry", retry_after_ms=pause_ms))
                 ours = request.is_run_by(delivery.owner, delivery.epoch, item)
                 if ours and kind == "retry":
-                    self.queue.retry(request, pause_ms)
+                    self.queue.retry(request, pause_ms, spent)
                 elif ours:
-                    self.queue.end(request, STATE_LETTERS[end.state])
+                    self.queue.end(request, STATE_LETTERS[end.state], spent)
                 expected.append(ours)
                 repeated.append(ours and not request.is_open)
         assert self.run(self.broker.finish(finishes)) == expected
@@ -308,9 +327,9 @@ class Fleet(Checked):
         ms = units * UNIT_MS
         self.queue.advance(ms)
         self.raw.incrby(f"{T}:clock", ms)
-        self.age([f"{T}:s:{stream}" for stream in STREAMS], [ms])
+        self.age([f"{T}:s:{stream}" for stream in self.queue.streams()], [ms])
         # Claiming an entry that is there no more makes the server forget it.
-        for stream in STREAMS:
+        for stream in self.queue.streams():
             for item in self.queue.pending(stream):
                 if not item.is_there:
                     self.queue.let_go(item)
@@ -325,6 +344,27 @@ class Fleet(Checked):
                 if other != owner and at:
                     self.renew(other, [(number, "") for number in at[:8]])
             self.sweep()
+
+    # --- who watches over the tenants
+
+    @rule(sub_lanes=st.integers(1, 3))
+    def split(self, sub_lanes: int) -> None:
+        self.queue.split(sub_lanes)
+        self.run(self.broker.announce(card("w9", LIMIT), lease_ms=LEASE_MS, sub_lanes=sub_lanes))
+
+    @rule(shares=SHARES)
+    def share(self, shares: dict[str, Share]) -> None:
+        self.queue.shares = shares
+        self.run(self.broker.set_shares(shares))
+        assert self.run(self.broker.shares()) == shares
+
+    @rule(lane=st.sampled_from(LANES), counts=st.lists(st.integers(1, 4), min_size=1, max_size=4))
+    def crowd(self, lane: str, counts: list[int]) -> None:
+        """Several tenants wait in one lane, and are taken in turn."""
+        many = [submission(lane=lane, tenant=TENANTS[at % len(TENANTS)]) for at in range(LIMIT)]
+        self.submit_all(many)
+        for count in counts:
+            self.take(OWNERS[0], STREAMS[:6], count)
 
     # --- what happens from outside
 

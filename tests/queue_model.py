@@ -6,10 +6,13 @@ behind what the server should then hold. Times are ms of a clock of its own; onl
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
 from queue_parts import Counts, Item, Request
-from streamfleet_common.keys import LETTERS, Stream
+from streamfleet_common.keys import LETTERS, sub_lane_of
+from streamfleet_common.schemas import LANES
+from streamfleet_common.shares import EVERYBODY, Share
 from streamfleet_common.submissions import Submission
 
 LEASE_MS = 950_000
@@ -24,11 +27,22 @@ MAX_BACKOFF_MS = 3_600_000
 class Queue:
     """One queue and all who work on it."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, epoch_ms: int = 0) -> None:
         self.limit = limit
+        self.epoch_ms = epoch_ms
+        """The server's time at which the clock is 0."""
         self.now_ms = 0
         self.requests: list[Request] = []
-        self.items: dict[Stream, list[Item]] = {stream: [] for stream in LETTERS}
+        self.sub_lanes = 1
+        """How many of them newcomers are put into."""
+        self.top = 1
+        """How many may hold something."""
+        self.turns: dict[str, int] = {}
+        """Whose turn it is, of the sub-lanes of a lane."""
+        self.shares: dict[str, Share] = {}
+        self.usage: Counter[tuple[int, str, str]] = Counter()
+        """By day of the clock, tenant, and what is counted."""
+        self.items: dict[str, list[Item]] = {stream: [] for stream in LETTERS}
         """All entries that are there or given out, in their order."""
         self.dead = 0
         self.swept_ms: int | None = None
@@ -49,10 +63,25 @@ class Queue:
         waiting = [request for request in self.open() if request.item is None]
         return sorted(waiting, key=lambda request: (request.due_ms, request.rid))
 
-    def unread(self, stream: Stream) -> list[Item]:
+    def lane(self, stream: str) -> list[str]:
+        """All sub-lanes of a lane; any other stream is alone."""
+        return [stream, *(f"{stream}:{number}" for number in range(1, self.top) if stream in LANES)]
+
+    def streams(self) -> list[str]:
+        return [name for stream in LETTERS for name in self.lane(stream)]
+
+    def counts(self) -> dict[str, int]:
+        """What each tenant has open: requests, and `|t` tokens; `*` the tokens of all."""
+        counts: Counter[str] = Counter()
+        for request in self.open():
+            tokens = request.submission.tokens
+            counts.update({request.tenant: 1, f"{request.tenant}|t": tokens, "*": tokens})
+        return dict(counts)
+
+    def unread(self, stream: str) -> list[Item]:
         return [item for item in self.items[stream] if item.is_there and not item.owner]
 
-    def pending(self, stream: Stream) -> list[Item]:
+    def pending(self, stream: str) -> list[Item]:
         return [item for item in self.items[stream] if item.owner]
 
     # --- inner steps
@@ -61,23 +90,39 @@ class Queue:
         if item is not None and item in self.items[item.stream]:
             self.items[item.stream].remove(item)
 
-    def end(self, request: Request, letter: str) -> None:
+    def end(self, request: Request, letter: str, spent: tuple[int, int] = (0, 0)) -> None:
+        """`spent` are the tokens of prompt and answer, where somebody knows them."""
         self._drop(request.item)
+        known = {
+            "requests": 1,
+            "failed": letter in "FP",
+            "prompt_tokens": spent[0],
+            "completion_tokens": spent[1],
+        }
+        for name, number in known.items():
+            self.usage[self.day(), request.tenant, name] += int(number)
         request.state, request.owner, request.item = letter, "", None
         request.epoch += 1
         request.events.append(f"{request.epoch}-1")
 
     def _put(self, request: Request) -> None:
         lane = request.submission.envelope.lane
-        again: dict[str, Stream] = {"high": "high:again", "normal": "normal:again", "bulk": "bulk:again"}
-        stream = "solo" if request.crashes >= COMPANY else again[lane]
+        stream = "solo" if request.crashes >= COMPANY else f"{lane}:again"
         self._drop(request.item)
         request.item = Item(request, stream, self.now_ms)
         self.items[stream].append(request.item)
         request.state, request.owner, request.seq = "Q", "", 0
         request.epoch += 1
 
-    def _again(self, request: Request, *, limit: int = 0, pauses: bool, pause_ms: int | None = None) -> str:
+    def _again(
+        self,
+        request: Request,
+        *,
+        limit: int = 0,
+        pauses: bool,
+        pause_ms: int | None = None,
+        spent: tuple[int, int] = (0, 0),
+    ) -> str:
         """Back into the queue, after a pause if it `pauses`; gives the letter of its state then.
 
         `pause_ms` takes the place of what its policy says.
@@ -85,7 +130,7 @@ class Queue:
         policy = request.submission.envelope.retry
         limit = policy.attempts or limit
         if request.is_shown or (limit and request.attempts >= limit):
-            self.end(request, "F")
+            self.end(request, "F", spent)
             return "F"
         if pause_ms is None:
             pause_ms = policy.backoff_ms * 2 ** (request.attempts - 1)
@@ -111,12 +156,29 @@ class Queue:
             same = (known.tenant, known.submission.digest) == (submission.envelope.tenant, submission.digest)
             return ("duplicate" if same else "conflict", 0, known.state)
         if len(self.open()) >= self.limit:
-            return ("full", len(self.open()), "Q")
+            return ("full requests", len(self.open()), "Q")
+        if why := self._over(submission):
+            return (f"full {why}", len(self.open()), "Q")
         request = Request(submission, self.now_ms + submission.envelope.deadline_ms)
-        request.item = Item(request, submission.envelope.lane, self.now_ms)
+        number = sub_lane_of(request.tenant, self.sub_lanes)
+        lane = submission.envelope.lane
+        request.item = Item(request, f"{lane}:{number}" if number else lane, self.now_ms)
         self.items[request.item.stream].append(request.item)
         self.requests.append(request)
         return ("accepted", len(self.open()), "Q")
+
+    def _over(self, submission: Submission) -> str:
+        """Which limit of its tenant's share it would break."""
+        tenant = submission.envelope.tenant
+        share = self.shares.get(tenant, self.shares.get(EVERYBODY, Share()))
+        mine = [request for request in self.open() if request.tenant == tenant]
+        tokens = sum(request.submission.tokens for request in mine) + submission.tokens
+        used = sum(self.usage[self.day(), tenant, f"{kind}_tokens"] for kind in ("prompt", "completion"))
+        if 0 < share.max_open_requests <= len(mine):
+            return "tenant_requests"
+        if mine and 0 < share.max_open_tokens < tokens:
+            return "tenant_tokens"
+        return "tenant_budget" if 0 < share.tokens_per_day < tokens + used else ""
 
     def cancel(self, request: Request, tenant: str) -> str | None:
         if request.tenant != tenant:
@@ -127,7 +189,7 @@ class Queue:
 
     # --- the workers
 
-    def read(self, owner: str, stream: Stream, count: int) -> list[Item]:
+    def read(self, owner: str, stream: str, count: int) -> list[Item]:
         items = self.unread(stream)[:count]
         for item in items:
             item.owner, item.heard_ms = owner, self.now_ms
@@ -156,7 +218,7 @@ class Queue:
                 request.events.append(f"{request.epoch}-0")
         return (request.epoch, request.attempts)
 
-    def take(self, owner: str, streams: Sequence[Stream], count: int) -> tuple[bool, list[Item]]:
+    def take(self, owner: str, streams: Sequence[str], count: int) -> tuple[bool, list[Item]]:
         """Whether to make room, and what was read; it is still to be started."""
         self._wake(count)
         there = [item for item in self.items["solo"] if item.is_there]
@@ -169,12 +231,29 @@ class Queue:
         for stream in streams:
             if len(items) == count:
                 break
+            if len(self.lane(stream)) > 1:
+                items += self._in_turn(owner, stream, count - len(items))
+                continue
             found = self.read(owner, stream, 1 if stream == "solo" else count - len(items))
             items += found
             if stream == "solo" and found:
                 self.asked = None
                 break
         return False, items
+
+    def _in_turn(self, owner: str, lane: str, count: int) -> list[Item]:
+        """One of each sub-lane, one after the other, from the one whose turn it is on."""
+        found: list[Item] = []
+        names = self.lane(lane)
+        at, vain = self.turns.get(lane, 0) % len(names), 0
+        while len(found) < count and vain < len(names):
+            items = self.read(owner, names[at], 1)
+            found += items
+            vain = 0 if items else vain + 1
+            at = (at + 1) % len(names)
+            if items:
+                self.turns[lane] = at
+        return found
 
     def renew(self, request: Request) -> None:
         """Of one whose caller may do it."""
@@ -184,12 +263,12 @@ class Queue:
         else:
             self.let_go(request.item)
 
-    def retry(self, request: Request, pause_ms: int | None = None) -> str:
+    def retry(self, request: Request, pause_ms: int | None = None, spent: tuple[int, int] = (0, 0)) -> str:
         assert request.item is not None
         if not request.item.is_there:
-            self.end(request, "F")
+            self.end(request, "F", spent)
             return "F"
-        return self._again(request, limit=FAILURES, pauses=True, pause_ms=pause_ms)
+        return self._again(request, limit=FAILURES, pauses=True, pause_ms=pause_ms, spent=spent)
 
     def release(self, request: Request, owner: str, epoch: int | None, item: Item | None) -> bool:
         """`epoch` is None for one that was only read."""
@@ -230,6 +309,12 @@ class Queue:
                     counts.failed += 1
 
     def sweep(self) -> Counts:
+        counts = self._sweep()
+        while self.top > self.sub_lanes and not any(self.items[f"{lane}:{self.top - 1}"] for lane in LANES):
+            self.top -= 1
+        return counts
+
+    def _sweep(self) -> Counts:
         counts = Counts()
         if self.swept_ms is None or self.now_ms - self.swept_ms > LEASE_MS / 2:
             self.grace_until_ms = self.now_ms + LEASE_MS
@@ -251,9 +336,9 @@ class Queue:
                 counts.failed += 1
         return counts
 
-    def _silent(self, is_silent: Callable[[Item], bool]) -> Iterator[tuple[Stream, list[Item]]]:
+    def _silent(self, is_silent: Callable[[Item], bool]) -> Iterator[tuple[str, list[Item]]]:
         # All of them at first: what is put back on the way is not pending.
-        found = [(stream, [item for item in self.pending(stream) if is_silent(item)]) for stream in LETTERS]
+        found = [(name, [one for one in self.pending(name) if is_silent(one)]) for name in self.streams()]
         yield from found
 
     def hand_back(self, owner: str, *, is_crashed: bool) -> int:
@@ -265,6 +350,16 @@ class Queue:
 
     # --- what comes from outside
 
+    def split(self, sub_lanes: int) -> None:
+        """The workers say that each lane has so many sub-lanes."""
+        self.sub_lanes, self.top = sub_lanes, max(self.top, sub_lanes)
+        for name in self.streams():
+            self.items.setdefault(name, [])
+
+    def day(self) -> int:
+        """The day of the clock, counted from its epoch."""
+        return (self.epoch_ms + self.now_ms) // 86_400_000
+
     def advance(self, ms: int) -> None:
         self.now_ms += ms
 
@@ -272,7 +367,7 @@ class Queue:
         """The server forgets who was given an entry that is there no more; its record still knows."""
         self._drop(item)
 
-    def stray(self, stream: Stream) -> Item:
+    def stray(self, stream: str) -> Item:
         item = Item(None, stream, self.now_ms)
         self.items[stream].append(item)
         return item

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from streamfleet_common.keys import Stream
 from streamfleet_common.submissions import Submission
 
 
@@ -13,7 +12,8 @@ class Item:
     """An entry of a stream. `request` is None for garbage, `owner` "" for what nobody has read."""
 
     request: Request | None
-    stream: Stream
+    stream: str
+    """The end of its key: `normal`, `normal:2`, `solo`."""
     made_ms: int
     eid: str = ""
     owner: str = ""

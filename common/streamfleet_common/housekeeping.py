@@ -86,6 +86,7 @@ class Housekeeping(Steps):
         args: list[Any] = [card.worker, codec.encode(card), life_ms, limits.max_queue_depth]
         args += [limits.max_queue_tokens, lease_ms, int(keep_payload), int(crowded), sub_lanes]
         now = await self._calls.script("announce", args)
+        self._sub_lanes = max(self._sub_lanes, sub_lanes)
         try:
             await self._calls.ask(lambda: self._commands.hset(QUEUES, self.keys.queue, str(now)))
         except BrokerUnavailable as error:

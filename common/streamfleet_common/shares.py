@@ -25,7 +25,8 @@ class Share:
     max_open_requests: int = 0
     """Accepted and unfinished."""
     max_open_tokens: int = 0
-    """That these may take: prompts, and answers at their longest. Who has nothing open may have any one request."""
+    """That these may take: prompts, and answers at their longest. Who has nothing open may have any one
+    request."""
     tokens_per_day: int = 0
     """Used since midnight UTC, and of what is open."""
 
@@ -63,5 +64,6 @@ def check_tenant(name: str) -> None:
     """
     if not _TENANT.fullmatch(name):
         raise InvalidRequest(
-            f"{name[:80]!r} names no tenant: take 1 to 64 of letters, digits, '_', '.', '-', or '*' for all others"
+            f"{name[:80]!r} names no tenant: take 1 to 64 of letters, digits, '_', '.' and '-', "
+            f"or {EVERYBODY!r} for all who have no share of their own"
         )

@@ -35,7 +35,7 @@ class TenantSteps(Steps):
         """
         for tenant in shares:
             check_tenant(tenant)
-        written: dict[str | bytes, Any] = {tenant: share.written for tenant, share in shares.items()}
+        written: dict[Any, Any] = {tenant: share.written for tenant, share in shares.items()}
 
         def write() -> Awaitable[Any]:
             # All at once: between two commands, nobody would be limited.

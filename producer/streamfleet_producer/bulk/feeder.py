@@ -109,11 +109,13 @@ class Feeder:
                 task = asyncio.create_task(self._answer(item))
                 self._under_way[task] = item
                 task.add_done_callback(self._left)
-            while self._under_way:
-                await asyncio.wait(self._under_way)
+            while self._under_way and not self._faults:
+                await asyncio.wait(self._under_way, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in self._under_way:
+            left = tuple(self._under_way)
+            for task in left:
                 task.cancel()
+            await asyncio.gather(*left, return_exceptions=True)
         if self._faults:
             raise self._faults[0]
 
@@ -254,10 +256,6 @@ def _custom_id(fields: dict[str, Any]) -> str:
     custom_id = fields.get("custom_id")
     if not isinstance(custom_id, str) or not 1 <= len(custom_id) <= MAX_CUSTOM_ID_CHARS:
         raise BadCustomId(f"custom_id: a text of 1 to {MAX_CUSTOM_ID_CHARS} characters is wanted")
-    try:
-        custom_id.encode()
-    except UnicodeEncodeError:
-        raise BadCustomId("custom_id: holds a lone surrogate, which is not valid Unicode text") from None
     return custom_id
 
 

@@ -121,6 +121,19 @@ class BulkQueue(Queue):
         except Exception:  # noqa: BLE001 - anybody may have written it: it must not end the worker
             return None
 
+    @classmethod
+    def _fetch_dequeued_job(  # type: ignore[override]
+        cls, connection: Any, queue_key: str, job_id: str, **options: Any
+    ) -> Any:
+        """The job that was just taken; None, for the next one, if its fields are none of a job's."""
+        try:
+            return super()._fetch_dequeued_job(connection, queue_key, job_id, **options)
+        except AWAY:
+            raise
+        except Exception:  # noqa: BLE001 - as above
+            connection.lrem(IntermediateQueue.get_intermediate_queue_key(queue_key), 1, job_id)
+            return None
+
     @property
     def intermediate_queue(self) -> IntermediateQueue:
         """Jobs that a worker took and has not begun."""

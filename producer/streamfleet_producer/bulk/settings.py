@@ -22,7 +22,7 @@ class BulkSettings(FleetSettings):
     """The Redis of the jobs themselves; the fleet's own if not given."""
     rq_queue: QueueName = RQ_QUEUE
     """RQ's queue of bulk jobs."""
-    rq_lease_s: Annotated[int, Field(ge=3, le=3600)] = LEASE_S
+    rq_lease_s: Annotated[int, Field(ge=2, le=3600)] = LEASE_S
     """How long an RQ worker may be silent before its job is given to another; seconds."""
     bulk_folder: str = ""
     """Folders whose files jobs may read and write, as in PATH; the current one if not given."""

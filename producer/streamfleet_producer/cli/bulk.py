@@ -170,7 +170,7 @@ def worker(
     ] = None,
     lease: Annotated[
         int | None,
-        Option(min=3, help="Seconds of silence after which its job is another's.", show_default=False),
+        Option(min=2, help="Seconds of silence after which its job is another's.", show_default=False),
     ] = None,
     burst: Annotated[bool, Option("--burst", help="End when no job is left.")] = False,
     redis_url: FleetUrl = None,

@@ -77,13 +77,13 @@ class Driver:
         self.clock = clock
         self.heard: dict[str, Heard] = {}
 
-    def add(self, name: str, deadline: float = 1e9, **fields: Any) -> Key:
+    def add(self, name: str, deadline: float = 1e9, scope: str = "", **fields: Any) -> Key:
         request = GenerateRequest.model_validate(fields)
-        return self.add_prepared(name, self.engine.prepare(request), deadline)
+        return self.add_prepared(name, self.engine.prepare(request, scope), deadline, scope)
 
-    def add_prepared(self, name: str, prepared: Any, deadline: float = 1e9) -> Key:
+    def add_prepared(self, name: str, prepared: Any, deadline: float = 1e9, scope: str = "") -> Key:
         key = (name, 1)
-        arrival = Arrival(prepared, accepted_at=self.clock.now, deadline_at=deadline)
+        arrival = Arrival(prepared, accepted_at=self.clock.now, deadline_at=deadline, scope=scope)
         self.engine.add({key: arrival})
         self.heard.setdefault(name, Heard())
         return key

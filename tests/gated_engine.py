@@ -52,14 +52,14 @@ class GatedEngine(ScriptedEngine):
         """Let the next step, and all after it, take until `freed` is set."""
         self.freed.clear()
 
-    def prepare(self, request: Request) -> Any:
+    def prepare(self, request: Request, scope: str = "") -> Any:
         prompt = getattr(request, "prompt", None) or ""
         if prompt.startswith("SLOW"):
             self.preparing.set()
             assert self.prepared.wait(30)
         if prompt == "BREAK":
             raise KeyError(prompt)
-        return super().prepare(request)
+        return super().prepare(request, scope)
 
     def add(self, arrivals: Mapping[Key, Arrival]) -> None:
         super().add(arrivals)

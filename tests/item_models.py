@@ -51,7 +51,7 @@ class ListTask:
 
     counts: Mapping[str, int] = {"tokenization_cache_hits": 7}
 
-    def prepare(self, request: Request) -> ListJob:
+    def prepare(self, request: Request, scope: str = "") -> ListJob:
         raise NotImplementedError
 
 
@@ -182,14 +182,20 @@ class Bench:
         self.known: set[str] = set()
 
     def ask(
-        self, name: str, *items: ItemSpec | int | str, age: float = 0.0, life: float = 1e9, **fields: Any
+        self,
+        name: str,
+        *items: ItemSpec | int | str,
+        age: float = 0.0,
+        life: float = 1e9,
+        scope: str = "",
+        **fields: Any,
     ) -> Key:
         """Add a request that was accepted `age` seconds ago and expires in `life`."""
         specs = [one if isinstance(one, ItemSpec) else text(one) for one in items]
         key = (name, 1)
         self.known.add(name)
         now = self.clock.now
-        self.engine.add({key: Arrival(ListJob(specs, **fields), now - age, now + life)})
+        self.engine.add({key: Arrival(ListJob(specs, **fields), now - age, now + life, scope)})
         return key
 
     def cancel(self, *names: str) -> None:

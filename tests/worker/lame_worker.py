@@ -37,10 +37,10 @@ class SlowEngine(ScriptedEngine):
 class StuckEngine(ScriptedEngine):
     """Its prompts never come ready."""
 
-    def prepare(self, request: Request) -> Script:
+    def prepare(self, request: Request, scope: str = "") -> Script:
         Path(os.environ["LAME_FOLDER"], "preparing").touch()
         time.sleep(3600)
-        return super().prepare(request)
+        return super().prepare(request, scope)
 
 
 def stuck(_: WorkerSettings) -> Callable[[], Engine]:

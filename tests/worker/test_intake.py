@@ -30,9 +30,11 @@ class Door:
         self.outputs: list[Output] = []
         self.threads: list[str] = []
         """Where each request was prepared."""
+        self.scopes: list[str] = []
 
-    def prepare(self, request: Any) -> ListJob:
+    def prepare(self, request: Any, scope: str) -> ListJob:
         self.threads.append(threading.current_thread().name)
+        self.scopes.append(scope)
         return ListJob([text(number) for number in range(self.items)])
 
     def add(self, arrivals: dict[Key, Arrival]) -> None:
@@ -51,8 +53,8 @@ class Door:
         self.outputs += outputs
 
 
-def delivery(number: int, request: Request | None = None) -> Delivery:
-    envelope = Envelope(request=request or CallRequest(handler="h", input=number))
+def delivery(number: int, request: Request | None = None, tenant: str = "default") -> Delivery:
+    envelope = Envelope(request=request or CallRequest(handler="h", input=number), tenant=tenant)
     entry = Entry(envelope.rid, f"{number}-0", "normal", Submission.of(envelope).payload)
     return Delivery(entry, "w1", 1, 10_000, 9_250, 40_000, 1, 0)
 
@@ -68,6 +70,14 @@ async def test_ages_and_deadlines_are_on_the_engines_clock() -> None:
     (arrival,) = door.arrivals.values()
     # Accepted 750 ms before it was given out, and 30 s before its deadline then.
     assert (arrival.accepted_at, arrival.deadline_at) == (99.25, 130.0)
+    intake.close()
+
+
+async def test_the_engine_is_told_whose_each_request_is() -> None:
+    intake, door, _, _ = made()
+    await intake.take([delivery(1), delivery(2, tenant="acme"), delivery(3, tenant="acme")])
+    assert door.scopes == ["default", "acme", "acme"]
+    assert [arrival.scope for arrival in door.arrivals.values()] == door.scopes
     intake.close()
 
 

@@ -78,9 +78,9 @@ class EngineThread:
         """Bytes that the engine takes, by use; none before it is built."""
         return {} if self._engine is None else self._engine.memory
 
-    def prepare(self, request: Request) -> Any:
+    def prepare(self, request: Request, scope: str = "") -> Any:
         """As `Engine.prepare`; callable from any thread, once the engine is built."""
-        return self._built().prepare(request)
+        return self._built().prepare(request, scope)
 
     def add(self, arrivals: Mapping[Key, Arrival]) -> None:
         self._order(lambda engine: engine.add(arrivals))

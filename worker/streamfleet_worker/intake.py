@@ -129,7 +129,7 @@ class Intake:
             finally:
                 self._preparing = 0
         arrivals: dict[Key, Arrival] = {}
-        for (delivery, _), outcome in zip(wanted, prepared, strict=True):
+        for (delivery, envelope), outcome in zip(wanted, prepared, strict=True):
             if not self._publisher.holds(delivery.key):
                 continue  # cancelled, lost or given up meanwhile: the engine would work for nobody
             if isinstance(outcome, StreamfleetError):
@@ -137,7 +137,8 @@ class Intake:
                 continue
             accepted_at = now - (delivery.now_ms - delivery.accepted_at_ms) / 1000
             deadline_at = now + (delivery.deadline_at_ms - delivery.now_ms) / 1000
-            arrival = arrivals[delivery.key] = Arrival(outcome, accepted_at, deadline_at)
+            arrival = Arrival(outcome, accepted_at, deadline_at, scope=envelope.tenant)
+            arrivals[delivery.key] = arrival
             self._admitted[delivery.key] = Admitted(arrival.rows, accepted_at)
             self._rows += arrival.rows
         if arrivals:
@@ -176,7 +177,7 @@ class Intake:
         prepared: list[Any] = []
         for envelope in envelopes:
             try:
-                prepared.append(self._engine_thread.prepare(envelope.request))
+                prepared.append(self._engine_thread.prepare(envelope.request, envelope.tenant))
             except StreamfleetError as error:
                 prepared.append(error)
             except Exception as error:  # noqa: BLE001 (one request's fault, whatever it is, fails it alone)

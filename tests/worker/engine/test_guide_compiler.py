@@ -238,7 +238,7 @@ def test_several_threads_may_compile(tokenizer: Tokenizer) -> None:
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(work, range(8)))
     assert len(compiler._kept) == 3
-    assert compiler._chars == sum(map(guide_compiler._length, compiler._kept))
+    assert compiler._chars == sum(guide_compiler._length(form) for _, form in compiler._kept)
 
 
 # --- models and workers that cannot

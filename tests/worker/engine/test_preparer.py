@@ -205,7 +205,7 @@ def test_a_guide_is_compiled_once_for_all_its_rows() -> None:
         def matcher(self) -> Any:
             raise AssertionError("only a row needs one")
 
-    def compile_guide(guide: schemas.Guide) -> Guide:
+    def compile_guide(guide: schemas.Guide, scope: str) -> Guide:
         asked.append(guide)
         return Compiled()
 

@@ -20,7 +20,9 @@ class _Kept:
 
 
 class AnswerCache:
-    """Results of items by their group and digest. It belongs to one engine, so to one revision of a model.
+    """Results of items by their scope, group and digest.
+
+    It belongs to one engine, so to one revision of a model.
 
     Args:
         max_bytes: what it takes at most; the results that were used longest ago go first. 0 keeps none.

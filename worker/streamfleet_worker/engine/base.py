@@ -82,6 +82,8 @@ class Arrival:
     runs from here."""
     deadline_at: float
     """When the request expires."""
+    scope: str = ""
+    """Whose request it is, in any words: what was computed for one is never given to another."""
 
     @property
     def rows(self) -> int:
@@ -200,8 +202,10 @@ class Engine(Protocol):
         To be called once, before anything else.
         """
 
-    def prepare(self, request: Request) -> Ready:
+    def prepare(self, request: Request, scope: str = "", /) -> Ready:
         """Check a request and make it ready (tokens of its prompt); callable from any thread.
+
+        `scope` is the one that its `Arrival` will have.
 
         Raises:
             InvalidRequest: it cannot be run here, and why; `TooLong`, `Unsupported` among them.

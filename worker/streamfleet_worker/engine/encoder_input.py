@@ -81,18 +81,18 @@ class InputBuilder:
     def _pair(self) -> PairFrame:
         return self._tokenizer.pair_frame()
 
-    def tokens(self, name: str, text: str) -> Ids:
-        """Tokens of a text; `name` is how its field is called in an error.
+    def tokens(self, name: str, text: str, scope: str = "") -> Ids:
+        """Tokens of a text of this scope; `name` is how its field is called in an error.
 
         Raises:
             InvalidRequest: there are none.
         """
-        ids = self._tokens.encode(text)
+        ids = self._tokens.encode(text, scope)
         if not ids:
             raise InvalidRequest(f"{name} has no tokens: there is nothing to read")
         return ids
 
-    def text(self, place: int, name: str, text: str, side: Side | None) -> EncoderInput:
+    def text(self, place: int, name: str, text: str, side: Side | None, scope: str = "") -> EncoderInput:
         """A text by itself.
 
         Args:
@@ -100,12 +100,13 @@ class InputBuilder:
             name: how the text's field is called in an error.
             text: what to read.
             side: where it may be cut; None if it may not.
+            scope: whose it is.
 
         Raises:
             TooLong: it is, and may not be cut.
             InvalidRequest: it has no tokens.
         """
-        ids = self.tokens(name, text)
+        ids = self.tokens(name, text, scope)
         room = self.limit - len(self._before) - len(self._behind)
         cut = len(ids) - room
         if cut > 0:

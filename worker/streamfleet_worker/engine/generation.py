@@ -180,7 +180,7 @@ class GenerationEngine:
                 self._info = replace(self._info, exact=exactness.name)
             self._cache.trim()
 
-    def prepare(self, request: Request) -> Prepared | PreparedDecision:
+    def prepare(self, request: Request, scope: str = "") -> Prepared | PreparedDecision:
         """Check a request and turn its prompt into tokens; callable from any thread.
 
         Raises:
@@ -194,7 +194,7 @@ class GenerationEngine:
             return self._decision_preparer.prepare(request)
         if not isinstance(request, GenerateRequest):
             raise unsupported(request, self._info.model, self._info.tasks)
-        return self._preparer.prepare(request)
+        return self._preparer.prepare(request, scope)
 
     def add(self, arrivals: Mapping[Key, Arrival]) -> None:
         """Take requests in; a key that is here already is ignored."""
@@ -359,7 +359,7 @@ class GenerationEngine:
             values = [self._cache.read(sequence.slot, i * BLOCK, (i + 1) * BLOCK) for i in range(first, last)]
             # What one fault spoilt would spoil all that begin so.
             if torch.stack([part.isfinite().all() for block in values for part in block]).all():
-                self._prefix.insert(sequence.prompt_token_ids, first, values)
+                self._prefix.insert(sequence.prompt_token_ids, first, values, sequence.arrival.scope)
         if chunk.end == sequence.prompt_length and sequence.max_tokens:
             self._cache.start_decoding(sequence.slot)
 

@@ -85,13 +85,13 @@ class GuideCompiler:
         self._max_guides = max_guides
         self._max_chars = max_chars
         self._vocabulary: LLTokenizer | None = None
-        self._kept: OrderedDict[schemas.Guide, CompiledGuide] = OrderedDict()
+        self._kept: OrderedDict[tuple[str, schemas.Guide], CompiledGuide] = OrderedDict()
         self._chars = 0
         self._making = threading.Lock()
         self._keeping = threading.Lock()
 
-    def compile(self, form: schemas.Guide) -> CompiledGuide:
-        """The guide of a form.
+    def compile(self, form: schemas.Guide, scope: str = "") -> CompiledGuide:
+        """The guide of a form; one that was compiled in another scope is compiled again.
 
         Raises:
             InvalidRequest: the form is wrong, or more complex than the limit that is told.
@@ -105,23 +105,23 @@ class GuideCompiler:
                 feature="guide",
             )
         with self._keeping:
-            guide = self._kept.get(form)
+            guide = self._kept.get((scope, form))
             if guide is not None:
-                self._kept.move_to_end(form)
+                self._kept.move_to_end((scope, form))
                 return guide
         guide = CompiledGuide(self._read_vocabulary(), _grammar(form), self._vocab_size)
         if fault := guide.fault():
             _refuse(form, fault)
         with self._keeping:
-            self._keep(form, guide)
+            self._keep((scope, form), guide)
         return guide
 
-    def _keep(self, form: schemas.Guide, guide: CompiledGuide) -> None:
-        if form not in self._kept:
-            self._chars += _length(form)
-        self._kept[form] = guide
+    def _keep(self, key: tuple[str, schemas.Guide], guide: CompiledGuide) -> None:
+        if key not in self._kept:
+            self._chars += _length(key[1])
+        self._kept[key] = guide
         while len(self._kept) > self._max_guides or self._chars > self._max_chars:
-            oldest, _ = self._kept.popitem(last=False)
+            (_, oldest), _ = self._kept.popitem(last=False)
             self._chars -= _length(oldest)
 
     def _read_vocabulary(self) -> LLTokenizer:

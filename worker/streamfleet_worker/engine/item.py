@@ -22,7 +22,7 @@ class ItemSpec:
     group: Hashable = None
     """Only items of one group share a batch."""
     digest: bytes | None = None
-    """Items of one group and one digest have one result; None is like no other."""
+    """Items of one scope, one group and one digest have one result; None is like no other."""
     bytes: int = 0
     """Memory that it takes while it waits."""
 
@@ -61,8 +61,10 @@ class Task(Protocol):
     def counts(self) -> Mapping[str, int]:
         """What its caches have counted so far, by name; may be read from any thread."""
 
-    def prepare(self, request: Request) -> Job:
+    def prepare(self, request: Request, scope: str = "", /) -> Job:
         """Check a request and make it ready; callable from any thread.
+
+        What it keeps of a request is for others of its scope alone.
 
         Raises:
             InvalidRequest: it cannot be run here, and why; `TooLong`, `Unsupported` among them.

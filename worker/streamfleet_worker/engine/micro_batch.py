@@ -73,9 +73,9 @@ class _Batch:
 class MicroBatchEngine:
     """Runs what waits, batch by batch.
 
-    Equal items that wait or run at one time are computed once, if their task says what makes them equal; the
-    answer of each request is its own. A batch that fails is halved until the items are found that make it
-    fail; these fail alone, the others are run again.
+    Equal items of one scope that wait or run at one time are computed once, if their task says what makes
+    them equal; the answer of each request is its own. A batch that fails is halved until the items are found
+    that make it fail; these fail alone, the others are run again.
 
     Args:
         task: requests to items, results to answers.
@@ -153,9 +153,9 @@ class MicroBatchEngine:
         """Have `wake` called, from any thread, when a batch that runs elsewhere has something to give."""
         self._runner.listen(wake)
 
-    def prepare(self, request: Request) -> Job:
+    def prepare(self, request: Request, scope: str = "") -> Job:
         """Check a request and make it ready; callable from any thread. Raises as `Task.prepare` does."""
-        return self._task.prepare(request)
+        return self._task.prepare(request, scope)
 
     def add(self, arrivals: Mapping[Key, Arrival]) -> None:
         """Take requests in; a key that is here already is ignored."""

@@ -27,14 +27,10 @@ class PairDecisionPreparer:
         tokenizer: the model's.
         model: its name.
         max_seq_len: tokens of state, question and option together.
-        encode_piece: texts to tokens; None takes the tokenizer's own.
     """
 
-    def __init__(
-        self, tokenizer: Tokenizer, model: str, max_seq_len: int, encode_piece: EncodePiece | None = None
-    ) -> None:
+    def __init__(self, tokenizer: Tokenizer, model: str, max_seq_len: int) -> None:
         self._tokenizer = tokenizer
-        self._encode_piece = encode_piece or tokenizer.encode_piece
         self._model = model
         self._limit = max_seq_len
         self._frame: PairFrame | None = None
@@ -49,8 +45,10 @@ class PairDecisionPreparer:
         )
         """What stands around the texts of a request."""
 
-    def prepare(self, request: DecideRequest) -> DecisionTokens:
+    def prepare(self, request: DecideRequest, encode_piece: EncodePiece | None = None) -> DecisionTokens:
         """Check a request and turn it into tokens. Without questions nothing is looked at but the model.
+
+        `encode_piece` turns texts into tokens; None takes the tokenizer's own.
 
         Raises:
             ModelNotFound: it names another model.
@@ -64,7 +62,9 @@ class PairDecisionPreparer:
             )
         if request.questions and self._frame is None:
             self._tokenizer.pair_frame()  # which says why not
-        return DecisionTokens.of(request, self.layout, self._limit, self._encode_piece)
+        return DecisionTokens.of(
+            request, self.layout, self._limit, encode_piece or self._tokenizer.encode_piece
+        )
 
     def pairs(self, tokens: DecisionTokens) -> Iterator[tuple[Ids, Ids]]:
         """Ids and token types of what the model reads: a pair for each option, question by question."""

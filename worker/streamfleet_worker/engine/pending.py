@@ -50,7 +50,8 @@ class Pending:
         asked = self._asked[key] = Asked.of(key, arrival, now)
         self.next_deadline = min(self.next_deadline, arrival.deadline_at)
         for place, spec in enumerate(asked.job.items):
-            like = None if spec.digest is None else (spec.group, spec.digest)
+            # Of one scope: how long an answer takes must not tell what others ask for.
+            like = None if spec.digest is None else (arrival.scope, spec.group, spec.digest)
             if like is not None:
                 result = self._answers.get(like, now)
                 if result is not None:

@@ -35,15 +35,16 @@ class Block:
     pins: int = 0
 
 
-def chain(token_ids: Iterable[int]) -> tuple[bytes, ...]:
-    """A digest for each whole block of a prompt, which tells its tokens and all before them.
+def chain(token_ids: Iterable[int], scope: str = "") -> tuple[bytes, ...]:
+    """A digest for each whole block of a prompt, which tells its tokens and all before them, and its scope.
 
     Each is the BLAKE2b digest (32 bytes) of its parent's and its own tokens, so that nobody can make a prompt
-    that is given another's keys and values.
+    that is given another's keys and values. The first one's parent is the scope.
     """
     packed = memoryview(array("I", token_ids)).cast("B")
     size = BLOCK * array("I").itemsize
-    digest, digests = b"", []
+    digest = blake2b(scope.encode(), digest_size=32, person=b"scope").digest() if scope else b""
+    digests = []
     for start in range(0, len(packed) - size + 1, size):
         block = blake2b(digest, digest_size=32)
         block.update(packed[start : start + size])
@@ -53,7 +54,7 @@ def chain(token_ids: Iterable[int]) -> tuple[bytes, ...]:
 
 
 class PrefixCache:
-    """Blocks of prompts, found by their tokens and all tokens before them.
+    """Blocks of prompts, found by their scope, their tokens and all tokens before them.
 
     Full, it gives up the block that was used longest ago, always one without children: a block is of no use
     without its parents. A pinned block stays. It copies nothing: whoever inserts gives values that nobody
@@ -88,17 +89,18 @@ class PrefixCache:
                 return count
         return len(digests)
 
-    def match(self, token_ids: tuple[int, ...], limit: int | None = None) -> list[Block]:
+    def match(self, token_ids: tuple[int, ...], limit: int | None = None, scope: str = "") -> list[Block]:
         """The longest run of blocks that a prompt begins with, pinned until `release`.
 
         Args:
             token_ids: the prompt. One token of it at least is left to be computed.
             limit: so many tokens may come from here.
+            scope: whose the prompt is; what others have computed is not found.
         """
         if not self.max_bytes:
             return []
         longest = len(token_ids) - 1 if limit is None else min(limit, len(token_ids) - 1)
-        digests = self.chain(token_ids)[: longest // BLOCK]
+        digests = self.chain(token_ids, scope)[: longest // BLOCK]
         blocks = [self._blocks[digest] for digest in digests[: self.held(digests)]]
         self._pin(blocks)
         self.tokens_asked += len(token_ids)
@@ -118,7 +120,9 @@ class PrefixCache:
             if not block.pins:
                 self._idle[block.digest] = block
 
-    def insert(self, token_ids: tuple[int, ...], first_block_index: int, values: Sequence[Values]) -> int:
+    def insert(
+        self, token_ids: tuple[int, ...], first_block_index: int, values: Sequence[Values], scope: str = ""
+    ) -> int:
         """Keep values of some blocks of a prompt, one item for each from `first_block_index` on.
 
         Blocks that are here already stay as they are; so their values are used, but not replaced. Nothing is
@@ -132,7 +136,7 @@ class PrefixCache:
         """
         if not self.max_bytes:
             return 0
-        digests = self.chain(token_ids)[: first_block_index + len(values)]
+        digests = self.chain(token_ids, scope)[: first_block_index + len(values)]
         if len(digests) < first_block_index + len(values):
             raise ValueError(f"{len(token_ids)} tokens have {len(digests)} whole blocks")
         if self.held(digests[:first_block_index]) < first_block_index:

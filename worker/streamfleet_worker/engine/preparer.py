@@ -26,20 +26,20 @@ class Preparer:
     Args:
         tokenizer: the model's.
         info: what the engine serves.
-        compile_guide: makes a form ready; None where none can be had.
+        compile_guide: makes a form of a scope ready; None where none can be had.
     """
 
     def __init__(
         self,
         tokenizer: Tokenizer,
         info: EngineInfo,
-        compile_guide: Callable[[schemas.Guide], Guide] | None = None,
+        compile_guide: Callable[[schemas.Guide, str], Guide] | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self._info = info
         self._compile_guide = compile_guide
 
-    def prepare(self, request: schemas.GenerateRequest) -> Prepared:
+    def prepare(self, request: schemas.GenerateRequest, scope: str = "") -> Prepared:
         """Check a request and turn its prompt into tokens.
 
         Raises:
@@ -73,7 +73,7 @@ class Preparer:
             stop_token_ids=frozenset(request.stop_token_ids),
             ignore_eos=request.ignore_eos,
             bad_words=tuple(sorted({run for runs in bad_words.values() for run in runs})),
-            guide=self._guide(request.guide),
+            guide=self._guide(request.guide, scope),
             logprobs=request.logprobs,
             top_logprobs=request.top_logprobs,
             prompt_logprobs=request.prompt_logprobs,
@@ -146,7 +146,7 @@ class Preparer:
             raise TooLong(prompt_tokens=prompt_tokens, max_tokens=wanted, limit=limit)
         return limit - prompt_tokens if request.max_tokens == "fit" else request.max_tokens
 
-    def _guide(self, guide: schemas.Guide | None) -> Guide | None:
+    def _guide(self, guide: schemas.Guide | None, scope: str) -> Guide | None:
         if guide is None:
             return None
         if self._compile_guide is None:
@@ -155,7 +155,7 @@ class Preparer:
                 "(pip install 'streamfleet[guided]')",
                 feature="guide",
             )
-        return self._compile_guide(guide)
+        return self._compile_guide(guide, scope)
 
     def _prefix(self, ids: list[int], request: schemas.GenerateRequest) -> str:
         if not request.echo:

@@ -167,7 +167,7 @@ class Scheduler:
             raise ValueError(f"{row} is here already")
         entry = _Entry(sequence, row, _reservation(sequence.prompt_length + sequence.max_tokens), self._steps)
         if self._prefix is not None:
-            entry.digests = self._prefix.chain(sequence.prompt_token_ids)
+            entry.digests = self._prefix.chain(sequence.prompt_token_ids, sequence.arrival.scope)
             entry.usable = sequence.reusable // BLOCK
         choices[sequence.index] = self._waiting[row] = entry
         self._next_deadline = min(self._next_deadline, sequence.arrival.deadline_at)
@@ -288,7 +288,9 @@ class Scheduler:
         self._running[entry.row] = entry
         self.reserved += entry.tokens
         if self._prefix is not None:
-            sequence.blocks = self._prefix.match(sequence.prompt_token_ids, sequence.reusable)
+            sequence.blocks = self._prefix.match(
+                sequence.prompt_token_ids, sequence.reusable, sequence.arrival.scope
+            )
             sequence.computed = BLOCK * len(sequence.blocks)
         self._prefills.add(sequence)
 

@@ -97,7 +97,7 @@ class ScriptedEngine:
     def listen(self, wake: Callable[[], None]) -> None:
         """Nothing happens but in a step."""
 
-    def prepare(self, request: Request) -> Script:
+    def prepare(self, request: Request, _scope: str = "") -> Script:
         """Read the prompt's command.
 
         Raises:

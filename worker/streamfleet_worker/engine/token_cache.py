@@ -29,7 +29,7 @@ class TokenCache:
     def __init__(self, encode: Callable[[str], Iterable[int]], max_bytes: int = 0) -> None:
         self._encode = encode
         self._max_bytes = max_bytes
-        self._kept: OrderedDict[str, tuple[array[int], int]] = OrderedDict()
+        self._kept: OrderedDict[tuple[str, str], tuple[array[int], int]] = OrderedDict()
         self._lock = threading.Lock()
         self._bytes = self._queries = self._hits = 0
 
@@ -43,16 +43,16 @@ class TokenCache:
         """Texts that were looked for, and those that were there; of a cache that keeps none, none."""
         return {"tokenization_cache_queries": self._queries, "tokenization_cache_hits": self._hits}
 
-    def encode(self, text: str) -> Ids:
-        """The tokens of a text."""
+    def encode(self, text: str, scope: str = "") -> Ids:
+        """The tokens of a text; one that came in another scope is not found."""
         if not self._max_bytes:
             return tuple(self._encode(text))
         with self._lock:
             self._queries += 1
-            kept = self._kept.get(text)
+            kept = self._kept.get((scope, text))
             if kept is not None:
                 self._hits += 1
-                self._kept.move_to_end(text)
+                self._kept.move_to_end((scope, text))
                 return tuple(kept[0])
         # Outside the lock: it may take a while, and two threads that do it both do no harm.
         ids = tuple(self._encode(text))
@@ -61,13 +61,13 @@ class TokenCache:
         size = OVERHEAD + 4 * len(text) + packed.itemsize * len(packed)
         if size <= self._max_bytes // 8:
             with self._lock:
-                self._put(text, packed, size)
+                self._put((scope, text), packed, size)
         return ids
 
-    def _put(self, text: str, ids: array[int], size: int) -> None:
-        if text in self._kept:
+    def _put(self, key: tuple[str, str], ids: array[int], size: int) -> None:
+        if key in self._kept:
             return
-        self._kept[text] = ids, size
+        self._kept[key] = ids, size
         self._bytes += size
         while self._bytes > self._max_bytes:
             _, (_, gone) = self._kept.popitem(last=False)

@@ -46,7 +46,7 @@ class CallTask:
     def __init__(self, handler: Handler) -> None:
         self._handler = handler
 
-    def prepare(self, request: Request) -> CallJob:
+    def prepare(self, request: Request, _scope: str = "") -> CallJob:
         """Check an input; callable from any thread.
 
         Raises:

@@ -33,7 +33,7 @@ class ClassifyTask:
         self._inputs = inputs
         self._label_bytes = sorted((32 + len(name.encode()) for name in encoder.labels), reverse=True)
 
-    def prepare(self, request: ClassifyRequest) -> EncoderJob:
+    def prepare(self, request: ClassifyRequest, scope: str = "") -> EncoderJob:
         """Check a request and turn its texts into tokens.
 
         Raises:
@@ -57,17 +57,17 @@ class ClassifyTask:
             )
         told = self._label_bytes[: request.top_k]
         check_answer_size(request.n * (16 + sum(told)), "send fewer texts, or ask for less of top_k")
-        rows = [self._row(request, place) for place in range(request.n)]
+        rows = [self._row(request, place, scope) for place in range(request.n)]
         multi_label = encoder.multi_label if request.multi_label is None else request.multi_label
         make = partial(_answer, names=encoder.labels, multi_label=multi_label, top_k=request.top_k)
         return EncoderJob.of(rows, LOGITS, make, began)
 
-    def _row(self, request: ClassifyRequest, place: int) -> EncoderInput:
+    def _row(self, request: ClassifyRequest, place: int, scope: str) -> EncoderInput:
         side = request.truncate_side if request.truncate else None
         if not request.pairs:
-            return self._inputs.text(place, f"texts.{place}", request.texts[place], side)
-        first = self._inputs.tokens(f"texts.{place}", request.texts[place])
-        second = self._inputs.tokens(f"pairs.{place}", request.pairs[place])
+            return self._inputs.text(place, f"texts.{place}", request.texts[place], side, scope)
+        first = self._inputs.tokens(f"texts.{place}", request.texts[place], scope)
+        second = self._inputs.tokens(f"pairs.{place}", request.pairs[place], scope)
         name = f"the pair of texts.{place} and pairs.{place}"
         return self._inputs.pair(place, name, first, second, side=side, whose="longer")
 

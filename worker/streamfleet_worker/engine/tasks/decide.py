@@ -18,10 +18,10 @@ from streamfleet_worker.engine.tasks.encoder_job import EncoderJob
 if TYPE_CHECKING:
     import torch
 
-    from streamfleet_common.decision_tokens import EncodePiece
     from streamfleet_common.decisions import DecideRequest
     from streamfleet_common.token_layout import TokenLayout
     from streamfleet_worker.engine.encoder_model import EncoderModel
+    from streamfleet_worker.engine.token_cache import TokenCache
 
 
 def score_column(labels: Sequence[str]) -> int | None:
@@ -43,23 +43,22 @@ class DecideTask:
     Args:
         encoder: what scores them.
         max_seq_len: tokens of state, question and option together.
-        encode_piece: texts to tokens; None takes the model's tokenizer.
+        tokens: texts to tokens; None takes the model's tokenizer.
     """
 
-    def __init__(
-        self, encoder: EncoderModel, max_seq_len: int, encode_piece: EncodePiece | None = None
-    ) -> None:
+    def __init__(self, encoder: EncoderModel, max_seq_len: int, tokens: TokenCache | None = None) -> None:
         self._name = encoder.name
         self._labels = encoder.labels
         self._column = score_column(encoder.labels)
-        self._preparer = PairDecisionPreparer(encoder.tokenizer, encoder.name, max_seq_len, encode_piece)
+        self._tokens = tokens
+        self._preparer = PairDecisionPreparer(encoder.tokenizer, encoder.name, max_seq_len)
 
     @property
     def layout(self) -> TokenLayout:
         """What stands around the texts of a request."""
         return self._preparer.layout
 
-    def prepare(self, request: DecideRequest) -> EncoderJob:
+    def prepare(self, request: DecideRequest, scope: str = "") -> EncoderJob:
         """Check a request and turn its options into items. Without questions it has none.
 
         Raises:
@@ -76,7 +75,8 @@ class DecideTask:
                 'one label alone, or one that is called "entailment"',
                 feature="decide",
             )
-        tokens = self._preparer.prepare(request)
+        encode_piece = None if self._tokens is None else partial(self._tokens.encode, scope=scope)
+        tokens = self._preparer.prepare(request, encode_piece)
         items = tuple(EncoderInput.of(*pair).spec(LOGITS) for pair in self._preparer.pairs(tokens))
         usage = Usage(
             prompt_tokens=tokens.count,

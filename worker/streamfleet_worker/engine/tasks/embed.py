@@ -41,7 +41,7 @@ class EmbedTask:
         self._inputs = inputs
         self._dimensions: int = encoder.model.config.hidden_size
 
-    def prepare(self, request: EmbedRequest) -> EncoderJob:
+    def prepare(self, request: EmbedRequest, scope: str = "") -> EncoderJob:
         """Check a request and turn its texts into tokens.
 
         Raises:
@@ -68,7 +68,8 @@ class EmbedTask:
         check_answer_size(request.n * (16 + 4 * dimensions), "send fewer texts, or ask for fewer dimensions")
         side = request.truncate_side if request.truncate else None
         rows = [
-            self._inputs.text(place, f"texts.{place}", text, side) for place, text in enumerate(request.texts)
+            self._inputs.text(place, f"texts.{place}", text, side, scope)
+            for place, text in enumerate(request.texts)
         ]
         normalize = encoder.normalize if request.normalize is None else request.normalize
         make = partial(_answer, dimensions=dimensions, normalize=normalize)

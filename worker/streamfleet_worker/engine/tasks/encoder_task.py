@@ -45,7 +45,7 @@ class EncoderTask:
         self._embed = EmbedTask(encoder, inputs)
         self._classify = ClassifyTask(encoder, inputs)
         self._rerank = RerankTask(encoder, inputs)
-        self._decide = DecideTask(encoder, self.max_seq_len, self.tokens.encode)
+        self._decide = DecideTask(encoder, self.max_seq_len, self.tokens)
 
     @property
     def tasks(self) -> tuple[str, ...]:
@@ -66,7 +66,7 @@ class EncoderTask:
         """Texts that were looked for in the cache, and those that were there."""
         return self.tokens.counts
 
-    def prepare(self, request: Request) -> Job:
+    def prepare(self, request: Request, scope: str = "") -> Job:
         """Check a request and turn its texts into tokens.
 
         Raises:
@@ -80,11 +80,11 @@ class EncoderTask:
             )
         match request:
             case EmbedRequest():
-                return self._embed.prepare(request)
+                return self._embed.prepare(request, scope)
             case ClassifyRequest():
-                return self._classify.prepare(request)
+                return self._classify.prepare(request, scope)
             case RerankRequest():
-                return self._rerank.prepare(request)
+                return self._rerank.prepare(request, scope)
             case DecideRequest():
-                return self._decide.prepare(request)
+                return self._decide.prepare(request, scope)
         raise unsupported(request, encoder.name, self.tasks)

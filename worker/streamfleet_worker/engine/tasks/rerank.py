@@ -34,7 +34,7 @@ class RerankTask:
         self._encoder = encoder
         self._inputs = inputs
 
-    def prepare(self, request: RerankRequest) -> EncoderJob:
+    def prepare(self, request: RerankRequest, scope: str = "") -> EncoderJob:
         """Check a request and turn its texts into tokens.
 
         Raises:
@@ -53,15 +53,15 @@ class RerankTask:
                 feature="rerank",
             )
         check_answer_size(RANK_BYTES * min(request.n, request.top_n or request.n), "ask for less of top_n")
-        query = self._inputs.tokens("query", request.query)
+        query = self._inputs.tokens("query", request.query, scope)
         self._inputs.check_query(query)
-        rows = [self._row(request, query, place) for place in range(request.n)]
+        rows = [self._row(request, query, place, scope) for place in range(request.n)]
         make = partial(_answer, top_n=request.top_n, raw_scores=request.raw_scores)
         return EncoderJob.of(rows, LOGITS, make, began)
 
-    def _row(self, request: RerankRequest, query: tuple[int, ...], place: int) -> EncoderInput:
+    def _row(self, request: RerankRequest, query: tuple[int, ...], place: int, scope: str) -> EncoderInput:
         side = request.truncate_side if request.truncate else None
-        document = self._inputs.tokens(f"documents.{place}", request.documents[place])
+        document = self._inputs.tokens(f"documents.{place}", request.documents[place], scope)
         name = f"documents.{place}, with the query,"
         return self._inputs.pair(place, name, query, document, side=side, whose="second")
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from openai import AsyncOpenAI
+from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
 from gateway_process import Gateway
 
 
 def client_of(gateway: Gateway, **settings: Any) -> AsyncOpenAI:
     """It tries nothing twice, unless the settings say so."""
-    return AsyncOpenAI(base_url=f"{gateway.url}/v1", **{"api_key": "any", "max_retries": 0, **settings})
+    # Without the certificates of the world, whose reading takes a tenth of a second.
+    http = DefaultAsyncHttpxClient(verify=False)
+    given = {"api_key": "any", "max_retries": 0, "http_client": http, **settings}
+    return AsyncOpenAI(base_url=f"{gateway.url}/v1", **given)

@@ -36,6 +36,7 @@ def application(settings: GatewaySettings) -> Starlette:
         services = Services.of(settings)
         app.state.operations = OPERATIONS
         app.state.services = services
+        services.shares.start()
         try:
             yield
         finally:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -11,6 +11,7 @@ from streamfleet_common.settings import Durability
 from streamfleet_producer.client import Client
 from streamfleet_producer.gateway.keys import Tenant
 from streamfleet_producer.hub import Hub
+from streamfleet_producer.token_counter import TokenCounter
 
 MOST_IDLE = 256
 """Clients that are kept though nobody uses them now."""
@@ -23,14 +24,22 @@ class _Lent:
 
 
 class Clients:
-    """Lends clients; those that nobody has used for longest are closed beyond `most_idle`."""
+    """Lends clients; those that nobody has used for longest are closed beyond `most_idle`.
+
+    `tokenizers` are by queue.
+    """
 
     def __init__(
-        self, hub: Hub, *, durability: Durability, max_request_bytes: int, most_idle: int = MOST_IDLE
+        self,
+        hub: Hub,
+        *,
+        durability: Durability,
+        tokenizers: Mapping[str, TokenCounter],
+        most_idle: int = MOST_IDLE,
     ) -> None:
         self._hub = hub
         self._durability: Durability = durability
-        self._max_request_bytes = max_request_bytes
+        self._tokenizers = tokenizers
         self._most_idle = most_idle
         self._lent: OrderedDict[tuple[str, str], _Lent] = OrderedDict()
 
@@ -48,7 +57,7 @@ class Clients:
                 tenant=tenant.name,
                 secret=tenant.secret,
                 durability=self._durability,
-                max_request_bytes=self._max_request_bytes,
+                tokenizer=self._tokenizers.get(queue),
                 hub=self._hub,
             )
             lent = self._lent[name] = _Lent(await client.open())

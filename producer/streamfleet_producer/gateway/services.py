@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from streamfleet_common import codec
 from streamfleet_producer.gateway.clients import Clients
 from streamfleet_producer.gateway.directory import Directory
 from streamfleet_producer.gateway.keys import KeyRing
 from streamfleet_producer.gateway.metrics import GatewayMetrics
 from streamfleet_producer.gateway.settings import GatewaySettings
+from streamfleet_producer.gateway.share_writer import ShareWriter
 from streamfleet_producer.hub import Hub
+from streamfleet_producer.token_counter import TokenCounter
 
 
 @dataclass(slots=True)
@@ -23,6 +24,7 @@ class Services:
     clients: Clients
     keys: KeyRing
     metrics: GatewayMetrics
+    shares: ShareWriter
 
     @classmethod
     def of(cls, settings: GatewaySettings) -> Services:
@@ -30,20 +32,25 @@ class Services:
 
         Raises:
             BrokerUnavailable: the URL is not one of Redis.
-            InvalidRequest: the key file cannot be read.
+            InvalidRequest, Unsupported, TokenizerFailed: the key file or a tokenizer cannot be read.
         """
+        counters = {queue: TokenCounter.from_file(path) for queue, path in settings.tokenizers.items()}
+        keys = KeyRing(settings.keys_file)
         hub = Hub(settings.redis_url)
+        directory = Directory(hub, settings.gateway_queues)
         return cls(
             settings=settings,
             hub=hub,
-            directory=Directory(hub, settings.gateway_queues),
-            clients=Clients(hub, durability=settings.durability, max_request_bytes=codec.MAX_REQUEST_BYTES),
-            keys=KeyRing(settings.keys_file),
+            directory=directory,
+            clients=Clients(hub, durability=settings.durability, tokenizers=counters),
+            keys=keys,
             metrics=GatewayMetrics(),
+            shares=ShareWriter(keys, directory),
         )
 
     async def close(self) -> None:
         """Close them all; whoever still waits is told so."""
+        await self.shares.close()
         await self.clients.close()
         await self.directory.close()
         await self.hub.close()

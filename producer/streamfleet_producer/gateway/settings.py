@@ -54,8 +54,8 @@ class GatewaySettings(FleetSettings):
     rq_url: str | None = None
     """The Redis of bulk jobs; the fleet's own if not said."""
     tokenizers: dict[str, Path] = Field(default_factory=dict)
-    """By queue, the tokenizer.json of its model, as a JSON map: what is too long is then refused at once (extra
-    `tokenizers`). Chat messages are counted by the worker alone, which has their template."""
+    """By queue, the tokenizer.json of its model, as a JSON map: what is too long is then refused at once.
+    Needs the extra `tokenizers`. Chat messages are counted by the worker alone, which has their template."""
     drain_timeout_s: float = Field(30.0, ge=0.0, le=3600.0)
     """How long answers may go on once the gateway is told to end."""
     log_format: Literal["auto", "json", "console"] = "auto"

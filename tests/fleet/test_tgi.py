@@ -21,10 +21,9 @@ PROMPT = "def number(self):"
 
 
 @pytest.fixture
-async def http(fleet: Client, fleet_url: str) -> AsyncIterator[httpx.AsyncClient]:
-    (card, *_) = await fleet.models()
+async def http(fleet_url: str) -> AsyncIterator[httpx.AsyncClient]:
     async with (
-        Gateway(fleet_url, tokenizers={card.model: tiny_model()}) as gateway,
+        Gateway(fleet_url, tokenizers={"tiny": tiny_model()}) as gateway,
         httpx.AsyncClient(base_url=gateway.url, timeout=30) as http,
     ):
         yield http

@@ -158,7 +158,7 @@ async def _asked(call: Call[TgiGenerateBody], *, stream: bool) -> _Asked:
     served = await _served(call)
     longest = max((card.limits.max_seq_len for card in served.cards), default=None)
     request = request_of(call.body, model=served.model, stream=stream, max_seq_len=longest)
-    writer = await _writer(call, served.cards)
+    writer = await _writer(call, served.queue)
     return _Asked(request, served, writer, began_at, time.monotonic())
 
 
@@ -174,9 +174,8 @@ async def _served(call: Call[TgiGenerateBody] | Call[None]) -> Served:
         ) from None
 
 
-async def _writer(call: Call[TgiGenerateBody], cards: Sequence[Card]) -> TokenWriter:
-    paths = call.services.settings.tokenizers
-    path = next((paths[card.model] for card in cards if card.model in paths), None)
+async def _writer(call: Call[TgiGenerateBody], queue: str) -> TokenWriter:
+    path = call.services.settings.tokenizers.get(queue)
     return TokenWriter(None if path is None else await asyncio.to_thread(vocabulary, path))
 
 

@@ -154,6 +154,14 @@ class EventStream:
     def result(self) -> End:
         return self._tokens.result
 
+    @property
+    def place(self) -> str:
+        return self._tokens.place
+
+    @property
+    def ended(self) -> End | None:
+        return self._tokens.ended
+
     def wait(self) -> End:
         return self._thread.call(self._tokens.wait())
 
@@ -263,8 +271,21 @@ class Client(OneShot):
         parts = self._client.call_stream(handler, input, idempotency_key=idempotency_key, **options)
         return PartStream(self._running(), parts)
 
-    def attach(self, id: str) -> TokenStream:  # noqa: A002
-        return TokenStream(self._running(), self._client.attach(id))
+    def attach(
+        self,
+        id: str,  # noqa: A002
+        *,
+        after: str | None = None,
+        max_buffered_frames: int = MAX_FRAMES,
+        max_buffered_bytes: int = MAX_BYTES,
+    ) -> TokenStream:
+        tokens = self._client.attach(
+            id,
+            after=after,
+            max_buffered_frames=max_buffered_frames,
+            max_buffered_bytes=max_buffered_bytes,
+        )
+        return TokenStream(self._running(), tokens)
 
     def run(
         self,

@@ -30,6 +30,7 @@ from streamfleet_producer.link import GRACE_S, OUTAGE_S, SILENCE_S, Link, Patien
 from streamfleet_producer.many import Many
 from streamfleet_producer.one_shot import OneShot
 from streamfleet_producer.opening import opening
+from streamfleet_producer.place import Place
 from streamfleet_producer.ticket import DEADLINE_S, Options, Status, Ticket
 from streamfleet_producer.token_counter import TokenCounter
 from streamfleet_producer.token_stream import PartStream, TokenStream
@@ -172,23 +173,42 @@ class Client(OneShot, HandlerCalls):
         link = self._open_link()
         return PartStream(*opening(link, self._intake, request, key=idempotency_key, options=options))
 
-    def attach(self, id: str) -> TokenStream:  # noqa: A002 (the word of the whole API)
+    def attach(
+        self,
+        id: str,  # noqa: A002 (the word of the whole API)
+        *,
+        after: str | None = None,
+        max_buffered_frames: int = MAX_FRAMES,
+        max_buffered_bytes: int = MAX_BYTES,
+    ) -> TokenStream:
         """The events of a request that was submitted before, from the first one on.
 
         They are kept in a log if it was submitted to stream, until a minute after its end; of any other the
         whole text comes as one delta. What a handler gives is among its `events()`, as `Parts`. Leaving early
-        does not cancel the request.
+        does not cancel the request. The bounds are those of `stream`.
+
+        `after` is the `place` of an earlier stream of the same request, wherever that was read: what was
+        shown up to there does not come again, and nothing that follows is missing. Of a later attempt that is
+        the same to the bit only what is new comes, else a `Restart` and all of it; so it is, too, when the
+        log is gone, unless nothing but the end is missing.
 
         Raises, when entered:
             RequestNotFound: the tenant has no such request, or its result has expired.
+            InvalidRequest: `after` is no place of an event of this request.
         """
         link = self._open_link()
-
-        reader = EventReader(link)
+        reader = EventReader(link, max_frames=max_buffered_frames, max_bytes=max_buffered_bytes)
 
         async def joining() -> Ticket:
             record = await self._record(link, id)
+            place = None if after is None else Place.parse(after)
             await reader.listen(id)
+            try:
+                if place is not None:
+                    await reader.resume(place, record)
+            except BaseException:
+                await reader.leave()
+                raise
             reader.arm(deadline_at=_deadline_at(link, record), doubtful=True)
             return Ticket(id, record.state, duplicate=True, depth=0)
 

@@ -17,10 +17,12 @@ from streamfleet_common.errors import (
     Undecodable,
 )
 from streamfleet_common.frames import Frame
+from streamfleet_common.records import Record
 from streamfleet_common.schemas import End, Restart
 from streamfleet_common.submissions import Submitted
 from streamfleet_producer.answer import end_of, too_late, vanished
 from streamfleet_producer.link import Link, closed
+from streamfleet_producer.place import Place, unknown
 from streamfleet_producer.shown import Shown
 from streamfleet_producer.ticket import failure_of
 from streamfleet_producer.transcript import StreamEvent, Transcript
@@ -51,8 +53,10 @@ class EventReader:
         self.end: End | None = None
         self.error: StreamfleetError | None = None
         """What stands in place of any further event, once those in `_ready` are read."""
-        self.voids: deque[Shown] = deque()
-        """What each restart that is still to be read takes back."""
+        self.voids: deque[Shown | None] = deque()
+        """What each restart that is still to be read takes back; None if that is not known."""
+        self.place: Place | None = None
+        """Behind what `next` has given another reader may go on; None before the first event."""
         self._link = link
         self._on_restart = on_restart
         self._max_frames = max_frames
@@ -71,7 +75,10 @@ class EventReader:
         self._outage_since = math.inf
         self._transcript = Transcript()
         self._log_at = (0, 0)
-        self._ready: deque[StreamEvent] = deque()
+        self._ready: deque[tuple[StreamEvent, Place | None]] = deque()
+        self._after: Place | None = None
+        """What was shown up to there is not shown again."""
+        self._end_place: Place | None = None
 
     # --- from the submit to the end
 
@@ -97,6 +104,47 @@ class EventReader:
         self._doubt = self._doubt or doubtful
         self._link.watch.add(self)
         self._link.waiting.add(self)
+
+    async def resume(self, after: Place, record: Record) -> None:
+        """Let nothing come but what follows a place that a reader was given before.
+
+        What he was shown is read from the log, so that later attempts can be compared with it. To be called
+        before `arm`; `record` is one that was just read.
+
+        Raises:
+            InvalidRequest: no event of the request has this place.
+        """
+        self._after = self.place = after
+        if after.part and not _is_part_of(after, record):
+            raise unknown()
+        first: tuple[int, int] | None = None
+        found = False
+        while self._log_at < after.at:
+            page = await self._link.broker.events(self.id, "{}-{}".format(*self._log_at) if first else "-")
+            if not page:
+                break
+            first = first or (page[0].epoch, page[0].seq)
+            found = found or any((frame.epoch, frame.seq) == after.at for frame in page)
+            self._take_page(page)
+        if not found:
+            self._begin_behind(after, record, is_logged=first is not None)
+
+    def _begin_behind(self, after: Place, record: Record, *, is_logged: bool) -> None:
+        """Begin at a place that the log does not have; it may have been deleted, or have lost what it had."""
+        last = self._log_at
+        if not is_logged:
+            # The record alone can tell that this is no place of this request.
+            last = (record.epoch, after.seq if record.end is None else record.end.seq)
+        if after.at > last:
+            raise unknown()
+        if not is_logged and record.end is not None and after.at == last:
+            return  # nothing is missing, or what is made of the end alone
+        self._ready.clear()
+        self.voids.clear()
+        self.end = self.error = self._end_place = None
+        self._transcript = Transcript()
+        self._transcript.begin_behind(*after.at)
+        self._log_at = after.at
 
     async def leave(self) -> None:
         """Stop listening; cancel the request if it is ours and has not ended."""
@@ -154,7 +202,12 @@ class EventReader:
         """The next event; None when there are no more. Raises as `TokenStream` says."""
         while True:
             if self._ready:
-                return self._ready.popleft()
+                event, place = self._ready.popleft()
+                if place is not None:
+                    self.place = place
+                return event
+            if self.end is not None:
+                self.place = self._end_place
             if self.error is not None:
                 raise self.error
             if self.end is not None:
@@ -190,10 +243,25 @@ class EventReader:
             self._doubt = True  # noise on the channel; should the log say the same, it is raised there
 
     def _apply(self, frame: Frame) -> None:
-        self._show(self._transcript.apply(frame, frame.event()))
+        events = self._transcript.apply(frame, frame.event())
+        # A restart and all that it brings again is one step: who comes back amid it begins it anew.
+        places = [None] * (len(events) - 1) + [Place(frame.epoch, frame.seq)]
+        self._show(events, places if events else (), Place(frame.epoch, frame.seq))
 
-    def _show(self, events: Sequence[StreamEvent]) -> None:
-        for event in events:
+    def _show_last(self, events: Sequence[StreamEvent], end: End, at: Place) -> None:
+        """Show what comes with the end."""
+        places: list[Place | None] = [None] * len(events)
+        if not end.last_seq and not any(isinstance(event, Restart) for event in events):
+            # All of it is made of the end, for every reader alike, so that it can be counted.
+            places = [Place(*at.at, number) for number in range(1, len(events) + 1)]
+        if self._after is not None and self._after.at == at.at and self._after.part:
+            events, places = events[self._after.part :], places[self._after.part :]
+        self._show(events, places, at)
+
+    def _show(self, events: Sequence[StreamEvent], places: Sequence[Place | None], at: Place) -> None:
+        if self._after is not None and self._after.covers(at):
+            return  # it was shown before
+        for event, place in zip(events, places, strict=True):
             if self.error is not None:
                 return
             if isinstance(event, Restart):
@@ -205,21 +273,21 @@ class EventReader:
                     )
                     return
                 self.voids.append(self._transcript.void)
-            self._ready.append(event)
+            self._ready.append((event, place))
 
     def _take_end(self, frame: Frame, *, last_word: bool) -> None:
         if frame.epoch < self._transcript.epoch and not last_word:
             # Noise, or the server lost what came after it: only the record can tell.
             self._doubt = True
             return
-        end = end_of(frame)
+        end, at = end_of(frame), Place(frame.epoch, frame.seq)
         failure = failure_of(end)
         if failure is None:
             try:
                 if self._transcript.proves(end):
-                    self._show(self._transcript.close(end))
+                    self._show_last(self._transcript.close(end), end, at)
                 elif last_word:
-                    self._show(self._transcript.complete(end))
+                    self._show_last(self._transcript.complete(end), end, at)
                 else:
                     self._doubt = True  # read the log up to its own copy of this end
                     return
@@ -228,7 +296,7 @@ class EventReader:
                     "part of the text is lost, and what was shown is not how the answer begins: "
                     "read the whole answer from `result`, or send the request again"
                 )
-        self.end = end
+        self.end, self._end_place = end, at
         self.error = self.error or failure
 
     async def _catch_up(self) -> None:
@@ -237,9 +305,7 @@ class EventReader:
         try:
             after = max(self._log_at, (self._transcript.epoch, self._transcript.seq))
             page = await self._link.broker.events(self.id, "{}-{}".format(*after) if any(after) else "-")
-            for frame in page:
-                self._log_at = (frame.epoch, frame.seq)
-                self._take_logged(frame)
+            self._take_page(page)
             if page:
                 self._doubt = True  # there may be more
             else:
@@ -258,6 +324,11 @@ class EventReader:
         except asyncio.CancelledError:
             self._doubt = True  # whoever gave up waiting has learned nothing; the next one asks again
             raise
+
+    def _take_page(self, page: Sequence[Frame]) -> None:
+        for frame in page:
+            self._log_at = (frame.epoch, frame.seq)
+            self._take_logged(frame)
 
     def _take_logged(self, frame: Frame) -> None:
         if self.end is not None or self.error is not None:
@@ -287,3 +358,10 @@ class EventReader:
         elif self._gap:
             self._transcript.hole = True  # the log does not have what is missing
         self._gap = False
+
+
+def _is_part_of(place: Place, record: Record) -> bool:
+    """Whether the end in a record comes with events that are counted by part, at this place."""
+    if record.end is None or place.at != (record.end.epoch, record.end.seq):
+        return False
+    return end_of(record.end).last_seq == 0

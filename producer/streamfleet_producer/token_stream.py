@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from streamfleet_common.errors import GenerationFailed, StreamfleetError
+from streamfleet_common.errors import GenerationFailed, IncompleteGeneration, StreamfleetError
 from streamfleet_common.schemas import Delta, End, Parts, Restart
 from streamfleet_producer.event_reader import EventReader
 from streamfleet_producer.replay import Replay
@@ -43,6 +43,21 @@ class EventStream:
         """The final event, once the iteration is over; also of a request that failed."""
         if self._reader.end is None:
             raise RuntimeError("not ended yet: iterate the stream to its end, or `await` its `wait()`")
+        return self._reader.end
+
+    @property
+    def place(self) -> str:
+        """Behind all events that were given so far; "" if none was, here or before.
+
+        `Client.attach(id, after=place)` goes on from there, in any process, at any later time. Of events that
+        are one step, such as a restart and what it brings again, the last one leads there.
+        """
+        place = self._reader.place
+        return "" if place is None else str(place)
+
+    @property
+    def ended(self) -> End | None:
+        """The final event, if it has come; what `result` gives then."""
         return self._reader.end
 
     async def wait(self) -> End:
@@ -81,6 +96,13 @@ class EventStream:
                     return new
             elif isinstance(event, Restart):
                 void = self._reader.voids.popleft()
+                if void is None:
+                    raise self._reader.fail(
+                        IncompleteGeneration(
+                            "what was shown before is not known any more, since the log of the events is "
+                            "gone: read `events()`, which begin anew, or the whole answer by `result`"
+                        )
+                    )
                 self._replay = Replay(void if self._replay is None else self._replay.shown)
         if self._replay is not None and not self._replay.caught_up():
             raise self._differs()

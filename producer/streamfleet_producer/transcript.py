@@ -14,10 +14,11 @@ StreamEvent = Start | Prefill | Delta | Parts | Restart
 LOST = "the worker was lost, or failed and the request is tried again"
 """Why a text begins anew, where nobody says so: a reader sees the new attempt alone."""
 DIFFERS = f"{LOST}; this attempt was to be like the last one to the bit, and is not"
+GONE = "the log of the events is gone, so that nothing proves what was shown: this is the whole answer"
 
 
 class Transcript:
-    """The place reached in a request's events: `epoch`, and `seq` within it.
+    """The position reached in a request's events: `epoch`, and `seq` within it.
 
     An event follows iff it is the next of its epoch, or opens a higher one; so none is taken twice, and none
     of an attempt that has been given up.
@@ -32,16 +33,25 @@ class Transcript:
         self.seq = 0
         self.said = Shown()
         """What the attempt of this epoch has said, shown or not."""
-        self.void = Shown()
-        """What was shown before the last restart."""
+        self.void: Shown | None = Shown()
+        """What was shown before the last restart; None if that is not known."""
         self.hole = False
         """An event is missing that the log does not have: only the end can help."""
+        self._is_blind = False
+        """What was shown so far is not known."""
         self._exact = ""
         self._start: Start | None = None
         self._prefill: Prefill | None = None
         self._replay: Replay | None = None
         """While it goes on, more was shown than the attempt of this epoch has said."""
         self._shown_prefill: Prefill | None = None
+
+    def begin_behind(self, epoch: int, seq: int) -> None:
+        """Go on behind an event that was shown to a reader before, where the log no longer tells what was.
+
+        What follows it in its epoch is shown. Otherwise all is void, and the whole answer comes.
+        """
+        self.epoch, self.seq, self._is_blind = epoch, seq, True
 
     def judge(self, frame: Frame, *, logged: bool = False) -> Verdict:
         """Whether a frame (no end) follows. One that leaves a gap is "gap".
@@ -71,6 +81,8 @@ class Transcript:
         A server that lost data counts epochs anew, so that two attempts may bear the same number.
         """
         counted = end.of == self.epoch > 0 and self.seq == end.last_seq
+        if self._is_blind and self.seq:
+            return counted
         return counted and all(map(self.said.agree_with, end.choices)) and self.said.begin(end.outputs)
 
     def complete(self, end: End) -> list[StreamEvent]:
@@ -80,7 +92,11 @@ class Transcript:
             ValueError: what was said is not how the answer begins, so nothing can make it whole.
         """
         made: list[StreamEvent] = []
-        if end.of != self.epoch and self.epoch:
+        if self._is_blind and end.last_seq:
+            self._open(end.of, end.exact, GONE)
+            self.void = None
+            made.append(Restart(reason=GONE))
+        elif end.of != self.epoch and self.epoch:
             made += self._open(end.of, end.exact, LOST)
         indices = {choice.index for choice in end.choices}
         if not indices.issuperset(self.said.lines):
@@ -99,6 +115,8 @@ class Transcript:
         Raises:
             ValueError: what was said is not how the output begins.
         """
+        if self._is_blind and self.seq:
+            return []
         missing = self.said.parts_missing_of(end.outputs)
         made = [] if missing is None else self._take(missing)
         return made if self._replay is None or self._replay.caught_up() else made + self._differ()
@@ -106,8 +124,9 @@ class Transcript:
     def _open(self, epoch: int, exact: str, reason: str) -> list[StreamEvent]:
         shown, prefill = self._shown(), (self._replay and self._shown_prefill) or self._prefill
         # An attempt of which nothing but the start was seen takes nothing back.
-        is_empty = self.seq == 0 and self._replay is None
+        is_empty = self.seq == 0 and self._replay is None and not (self._is_blind and self.epoch > 1)
         is_same = exact == self._exact != ""
+        is_blind, self._is_blind = self._is_blind, False
         self.epoch, self.seq, self.hole = epoch, 0, False
         self.said, self._exact, self._start, self._prefill = Shown(), exact, None, None
         self._replay, self._shown_prefill = None, prefill
@@ -116,7 +135,7 @@ class Transcript:
         if is_same:
             self._replay = Replay(shown, to_the_bit=True)
             return []
-        self.void = shown
+        self.void = None if is_blind else shown
         return [Restart(reason=reason)]
 
     def _shown(self) -> Shown:

@@ -18,6 +18,7 @@ from streamfleet_common.frames import Frame
 from streamfleet_common.schemas import Choice, Delta, End, Event, Parts, Prefill, Restart, Start
 from streamfleet_producer.event_reader import EventReader
 from streamfleet_producer.link import Link, Patience
+from streamfleet_producer.place import Place
 from streamfleet_producer.ticket import Ticket
 from streamfleet_producer.token_stream import PartStream, TokenStream
 
@@ -141,13 +142,36 @@ class StubLink:
     async def cancel_quietly(self, _: str) -> None: ...
 
 
-async def watch(world: World, *, deltas_only: bool) -> tuple[list[Event], Exception | None]:
-    """What a reader is shown, and what is raised at its end."""
+def _record(world: World, happened: int) -> Any:
+    ended = happened == len(world.frames)
+    return SimpleNamespace(
+        epoch=world.frames[max(0, happened - 1)].epoch, end=world.frames[-1] if ended else None
+    )
+
+
+async def watch(  # noqa: C901 (a scenario is told in one piece)
+    world: World,
+    *,
+    deltas_only: bool,
+    after: str = "",
+    missed: int = 0,
+    places: list[str] | None = None,
+    is_told: bool = False,
+) -> tuple[list[Event], Exception | None]:
+    """What a reader is shown, and what is raised at its end.
+
+    He comes when `missed` frames have been sent, and goes on behind the place `after`, if that is given.
+    Where he stood after each event goes into `places`. With `is_told` he is told that messages were lost
+    before he hears the next one, as whoever listens on a connection is when that is made anew.
+    """
     link = StubLink(world)
+    link.happened = missed
     reader = EventReader(cast(Link, link))
-    reader.arm(deadline_at=1e9, doubtful=False)
 
     async def opening() -> Ticket:
+        if after:
+            await reader.resume(Place.parse(after), _record(world, missed))
+        reader.arm(deadline_at=1e9, doubtful=bool(missed))
         return Ticket("x", "queued", duplicate=False, depth=1)
 
     shown: list[Event] = []
@@ -155,17 +179,24 @@ async def watch(world: World, *, deltas_only: bool) -> tuple[list[Event], Except
     async def read(stream: TokenStream | PartStream) -> None:
         async for event in stream if deltas_only else stream.events():
             # One by one: what came before an error counts.
-            shown.append(Parts(values=(event,)) if isinstance(event, list) else event)  # noqa: PERF401
+            shown.append(Parts(values=(event,)) if isinstance(event, list) else event)
+            if places is not None:
+                places.append(stream.place)
 
     async with (PartStream if world.has_parts else TokenStream)(reader, opening) as stream:
         reading = asyncio.create_task(read(stream))
         early: list[bytes] = []
-        for number, (frame, fate) in enumerate(zip(world.frames, world.fates, strict=True)):
+        has_missed = False
+        told = list(zip(world.frames, world.fates, strict=True))[missed:]
+        for number, (frame, fate) in enumerate(told, missed):
             link.happened += 1
             heard = [_bytes(frame)] * {"heard": 1, "lost": 0, "twice": 2, "early": 1}[fate]
             early, now = (early + heard, []) if fate == "early" else (early, heard)
             if number % world.read_each == 0:
                 now, early = now + early, []
+            if is_told and now and has_missed:
+                reader.missed()
+            has_missed = fate == "lost" or (has_missed and not now)
             for data in now:
                 reader.heard(data)
             for _ in range(5 if number % world.read_each == 0 else 0):
@@ -350,3 +381,49 @@ def test_what_a_broken_promise_looks_like(deltas_only: bool) -> None:
         assert error is None
         assert [type(event) for event in shown] == [Start, Delta, Restart, Start, Delta]
         assert shown[-1] == _delta(0, other)
+
+
+# --- readers who come back
+
+
+async def come_back(world: World, cut: int, missed: int, log_lasts: int) -> list[Event]:
+    """What somebody has seen who lost his connection after `cut` events, and then read on to the end."""
+    places: list[str] = []
+    first, error = await watch(world, deltas_only=False, places=places, is_told=True)
+    assert error is None
+    seen, place = first[:cut], ["", *places][min(cut, len(first))]
+    world.log_lasts = log_lasts
+    rest, error = await watch(world, deltas_only=False, after=place, missed=missed, is_told=True)
+    assert error is None
+    return [*seen, *rest] if place else rest  # without an id he knows that he begins anew
+
+
+@settings(max_examples=100, deadline=None)
+@given(worlds(), st.data())
+def test_who_comes_back_ends_with_the_final_text(world: World, data: st.DataObject) -> None:
+    # A connection keeps the order of messages.
+    world.fates = ["heard" if fate == "early" else fate for fate in world.fates]
+    count = len(world.frames)
+    shown = asyncio.run(
+        come_back(world, data.draw(st.integers(0, 30)), count, data.draw(st.sampled_from([0, 10**6])))
+    )
+    check(world, shown)
+
+
+@settings(max_examples=60, deadline=None)
+@given(worlds(loss=False), st.data())
+def test_where_the_log_lasts_who_comes_back_sees_what_he_would_have_seen(
+    world: World, data: st.DataObject
+) -> None:
+    places: list[str] = []
+    shown, _ = asyncio.run(watch(world, deltas_only=False, places=places))
+    cut = data.draw(st.integers(0, len(shown)))
+    place = ["", *places][cut]
+    # Of the events that have one place, only the first leads there; who comes back gets the others again.
+    whole = places.index(place) + 1 if place else 0
+    world.fates = ["heard"] * len(world.frames)
+    happened = [number for number, frame in enumerate(world.frames, 1) if place in ("", frame.id)]
+    missed = data.draw(st.integers(happened[0] if place and happened else 0, len(world.frames)))
+    rest, error = asyncio.run(watch(world, deltas_only=False, after=place, missed=missed))
+    assert error is None
+    assert rest == shown[whole:]

@@ -32,9 +32,13 @@ BEYOND = {
     "the audit robs the living",
     "the audit is impatient",
     "idle consumers go with what they hold",
+    "one token under the share",
+    "the ledger has no life",
+    "a deleted record keeps what it counted for",
+    "a lost note of the sub-lanes stays lost",
 }
-"""What the model does not know: it has no cards, consumers, limits of tokens, operators and long pauses, and
-its clock moves in steps that are longer than the audit's patience."""
+"""What the model does not know: it has no cards, consumers, limits of tokens for all, operators, deleted records
+and long pauses, and its clock moves in steps that are longer than the audit's patience."""
 
 
 async def run(mutant: Mutant, broker: Broker, raw: Any) -> None:

@@ -170,6 +170,20 @@ async def test_what_runs_keeps_its_sub_lane(broker: Broker, raw: Any) -> None:
     assert raw.hget(f"{T}:control", "sub_lanes_top") == b"1"
 
 
+async def test_a_pending_entry_keeps_its_sub_lane(broker: Broker, raw: Any) -> None:
+    """Somebody deletes the entry of what runs; its worker still has it, and may renew and finish it."""
+    await split(broker, 4)
+    await broker.submit([submission(tenant="acme")])
+    (delivery,) = await look(broker, 1)
+    raw.xdel(f"{T}:s:normal:{delivery.entry.sub_lane}", delivery.entry.eid)
+    await split(broker, 1)
+    await sweep(broker, raw)
+    assert raw.hget(f"{T}:control", "sub_lanes_top") == str(delivery.entry.sub_lane + 1).encode()
+    assert await broker.finish([finish(delivery)]) == [True]
+    await sweep(broker, raw)
+    assert raw.hget(f"{T}:control", "sub_lanes_top") == b"1"
+
+
 @pytest.mark.parametrize("way", ["lost", "handed back", "released", "tried again", "only read"])
 async def test_what_comes_back_from_a_sub_lane(broker: Broker, raw: Any, way: str) -> None:
     await split(broker, 8)

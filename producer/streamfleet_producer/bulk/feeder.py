@@ -18,7 +18,7 @@ from streamfleet_common.errors import (
 )
 from streamfleet_common.schemas import MAX_DEADLINE_MS, End, Request
 from streamfleet_producer.bulk.answered import id_digest, line_digest
-from streamfleet_producer.bulk.dialects import Dialect
+from streamfleet_producer.bulk.dialects import Asked, Dialect
 from streamfleet_producer.bulk.input_file import MAX_LINE_BYTES, Line
 from streamfleet_producer.bulk.line_errors import (
     BadCustomId,
@@ -48,8 +48,9 @@ class Item:
     """A line that is asked about."""
 
     custom_id: str
-    key: str
-    request: Request
+    asked: Asked
+    keys: tuple[str, ...]
+    """One for each request."""
 
 
 class Feeder:
@@ -143,12 +144,13 @@ class Feeder:
                 raise DuplicateCustomId("an earlier line has the same custom_id: give each line its own")
             if not is_new:
                 return None
-            request = self._dialect.parse(fields)
+            asked = self._dialect.parse(fields)
         except StreamfleetError as error:
             self._refuse_line(line, custom_id, error)
             return None
-        digest = id_digest(custom_id).hex()
-        return Item(custom_id, f"{self._job_id}:{digest}", request)
+        key = f"{self._job_id}:{id_digest(custom_id).hex()}"
+        more = (f"{key}:{place}" for place in range(1, len(asked.requests)))
+        return Item(custom_id, asked, (key, *more))
 
     def _refuse_line(self, line: Line, custom_id: str | None, error: StreamfleetError) -> None:
         if custom_id is not None:
@@ -159,13 +161,22 @@ class Feeder:
     # --- requests
 
     async def _answer(self, item: Item) -> None:
-        outcome = await self._outcome(item)
-        if isinstance(outcome, End):
-            self._results.answer(self._dialect.answer(item.custom_id, item.request, outcome))
-        elif outcome is not None:
-            self._results.refuse(self._dialect.refusal(item.custom_id, outcome))
+        ends: list[End] = []
+        for request, key in zip(item.asked.requests, item.keys, strict=True):
+            outcome = await self._outcome(request, key)
+            if outcome is None:
+                return
+            if not isinstance(outcome, End):
+                self._results.refuse(self._dialect.refusal(item.custom_id, outcome))
+                return
+            ends.append(outcome)
+        ids = [f"{self._fleet.queue}:{self._rid(key)}" for key in item.keys]
+        self._results.answer(item.asked.answer(item.custom_id, ids, ends))
 
-    async def _outcome(self, item: Item) -> End | StreamfleetError | None:
+    def _rid(self, key: str) -> str:
+        return keyed_rid(self._fleet.tenant.encode(), key)
+
+    async def _outcome(self, request: Request, key: str) -> End | StreamfleetError | None:
         """What a request comes to; None if the job is cancelled before it has come to anything."""
         tries = 0
         while True:
@@ -176,8 +187,8 @@ class Feeder:
                 return None
             try:
                 return await self._fleet.run(
-                    item.request,
-                    idempotency_key=item.key,
+                    request,
+                    idempotency_key=key,
                     lane="bulk",
                     deadline_s=MAX_DEADLINE_MS / 1000,
                     result_ttl_s=self._result_ttl_s,
@@ -203,7 +214,7 @@ class Feeder:
         while doomed:
             # By their ids: those that a run before this one has submitted are not the client's own. And more
             # than once: one that is on its way to Redis is not known there yet.
-            rids = [keyed_rid(self._fleet.tenant.encode(), item.key) for item in doomed.values()]
+            rids = [self._rid(key) for item in doomed.values() for key in item.keys]
             await asyncio.gather(*(self._fleet.cancel(rid) for rid in rids), return_exceptions=True)
             done, _ = await asyncio.wait(doomed, timeout=CANCEL_AGAIN_S)
             for task in done:

@@ -120,7 +120,7 @@ class _Run:
             feeder = Feeder(
                 fleet,
                 spec.id,
-                dialect(spec.dialect),
+                dialect(spec.dialect, spec.queue),
                 results,
                 window=spec.window,
                 result_ttl_s=spec.result_ttl_s,

@@ -14,7 +14,7 @@ from eventually import eventually
 from hand_worker import HandWorker, Work
 from streamfleet_common.errors import GenerationFailed, QueueFull, Unsupported
 from streamfleet_producer import Client
-from streamfleet_producer.bulk.dialects import OwnDialect
+from streamfleet_producer.bulk.dialects import DialectName, OwnDialect, dialect
 from streamfleet_producer.bulk.feeder import Feeder
 from streamfleet_producer.bulk.input_file import Line
 from streamfleet_producer.bulk.result_files import ResultFiles
@@ -34,10 +34,19 @@ async def source(lines: Sequence[bytes | None]) -> AsyncIterator[Line]:
 class Run:
     """A run of one job over the files in a folder."""
 
-    def __init__(self, fleet: Client, folder: Path, lines: Sequence[bytes | None], window: int = 8) -> None:
+    def __init__(
+        self,
+        fleet: Client,
+        folder: Path,
+        lines: Sequence[bytes | None],
+        window: int = 8,
+        form: DialectName = "streamfleet",
+    ) -> None:
         self.paths = folder / "out", folder / "err"
         self.results = ResultFiles.open(*self.paths)
-        self.feeder = Feeder(fleet, JOB, OwnDialect(), self.results, window=window, result_ttl_s=60)
+        self.feeder = Feeder(
+            fleet, JOB, dialect(form, fleet.queue), self.results, window=window, result_ttl_s=60
+        )
         self.task = asyncio.create_task(self.feeder.run(source(lines)))
 
     async def ended(self) -> None:
@@ -167,6 +176,27 @@ async def test_what_fails_in_the_fleet_is_told_with_its_code(
     assert told == {"a": "generation_failed", "b": "unsupported", "c": "model_not_found"}
 
 
+async def test_a_line_of_several_prompts_takes_one_place_and_is_one_answer(
+    fleet: Client, worker: HandWorker, folder: Path
+) -> None:
+    body = {"prompt": ["a", "b", "c"], "max_tokens": 5}
+    whole = {"custom_id": "x", "method": "POST", "url": "/v1/completions", "body": body}
+    broken = {**whole, "custom_id": "y", "body": {"prompt": ["d", "e"]}}
+    lines = [json.dumps(one).encode() for one in (whole, broken)]
+    run = Run(fleet, folder, lines, window=1, form="openai")
+    for prompt in "abc":
+        (work,) = await worker.take(1)
+        assert work.prompt == prompt
+        await finish(worker, [work])
+    (work,) = await worker.take(1)
+    await worker.fail(work, GenerationFailed("no"))
+    await run.ended()
+    (told,) = run.output()
+    assert [choice["text"] for choice in told["response"]["body"]["choices"]] == ["re a", "re b", "re c"]
+    (failed,) = run.errors()
+    assert (failed["custom_id"], failed["response"]["status_code"]) == ("y", 500)
+
+
 async def test_who_goes_on_joins_what_was_under_way(fleet: Client, worker: HandWorker, folder: Path) -> None:
     lines = [line(name) for name in "abcd"]
     async with Client(fleet.url, queue="q") as killed:
@@ -293,4 +323,4 @@ async def test_a_disk_that_fails_fails_the_job(
 
 def two_requests() -> list[Any]:
     dialect = OwnDialect()
-    return [dialect.parse(json.loads(line(name))) for name in ("x", "y")]
+    return [dialect.parse(json.loads(line(name))).requests[0] for name in ("x", "y")]

@@ -27,6 +27,7 @@ from streamfleet_producer.cli.stream import stream
 from streamfleet_producer.cli.submit import submit
 from streamfleet_producer.cli.terminal import EXIT_CODES, Command, Group
 from streamfleet_producer.cli.up import up
+from streamfleet_producer.cli.usage import usage
 from streamfleet_producer.cli.worker import worker
 
 app = typer.Typer(
@@ -62,7 +63,7 @@ for command in (
     *(demo, up, worker, gateway),
     *(stream, submit, result, status, cancel),
     *(embed, classify, rerank, decide, call),
-    *(queues, schema),
+    *(queues, usage, schema),
 ):
     app.command(cls=Command, epilog=EXIT_CODES)(command)
 

@@ -13,6 +13,7 @@ import uvicorn
 
 from streamfleet_producer.gateway.app import application
 from streamfleet_producer.gateway.http_protocol import SILENCE_S, bounded
+from streamfleet_producer.gateway.listening import listen
 from streamfleet_producer.gateway.services import Services
 from streamfleet_producer.gateway.settings import GatewaySettings
 
@@ -49,7 +50,7 @@ class Gateway:
         return services
 
     async def __aenter__(self) -> Self:
-        listening = socket.create_server(("127.0.0.1", 0), backlog=2048)
+        listening = listen("127.0.0.1", 0)
         self.url = f"http://127.0.0.1:{listening.getsockname()[1]}"
         self._serving = asyncio.create_task(self._server.serve(sockets=[listening]))
         begun = asyncio.create_task(self._server.begun.wait())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import sys
 
 import structlog
@@ -16,6 +15,7 @@ from streamfleet_common.errors import StreamfleetError
 from streamfleet_common.settings import misspelled, read
 from streamfleet_producer.gateway.app import application
 from streamfleet_producer.gateway.http_protocol import bounded
+from streamfleet_producer.gateway.listening import listen
 from streamfleet_producer.gateway.settings import GatewaySettings
 
 WRONG_SETTINGS = 2
@@ -35,7 +35,7 @@ def main() -> int:
     for variable, meant in misspelled(GatewaySettings, os.environ).items():
         log.warning("unknown setting", variable=variable, did_you_mean=meant)
     try:
-        listening = socket.create_server((settings.gateway_host, settings.gateway_port), backlog=2048)
+        listening = listen(settings.gateway_host, settings.gateway_port)
     except OSError as error:
         log.error("cannot listen", host=settings.gateway_host, port=settings.gateway_port, reason=str(error))
         return 1

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 
 import pytest
 
 from gateway_process import Gateway
+from streamfleet_producer.gateway.listening import listen
 
 NOWHERE = "redis://127.0.0.1:9/0"
 PATIENCE_S = 45.0
@@ -62,6 +64,20 @@ async def test_who_keeps_it_waiting_is_left(gateway: Gateway, piece: bytes) -> N
     assert not (await said_to(gateway, piece)).startswith(b"HTTP/1.1 200")
     # Nobody is left waiting in it either.
     assert gateway.services.metrics.open_requests == 0
+
+
+async def test_small_pieces_are_sent_at_once() -> None:
+    # Otherwise each event of a stream waits for the acknowledgement of the one before, up to 40 ms.
+    made: asyncio.Future[socket.socket] = asyncio.get_running_loop().create_future()
+
+    def connected(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        made.set_result(writer.get_extra_info("socket"))
+
+    listening = listen("127.0.0.1", 0)
+    async with await asyncio.start_server(connected, sock=listening):
+        _, writer = await asyncio.open_connection(*listening.getsockname())
+        assert (await made).getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
+        writer.close()
 
 
 async def test_who_asks_and_waits_is_answered(gateway: Gateway) -> None:

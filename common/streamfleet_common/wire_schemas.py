@@ -28,6 +28,7 @@ from streamfleet_common.schemas import (
     Restart,
     Start,
 )
+from streamfleet_common.scripts import Script, ScriptName
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 REQUESTS: dict[str, type[Message]] = {
@@ -61,6 +62,10 @@ FORMS = {
     "the frame of the end.",
 }
 """What is no msgpack map, in words; see docs/protocol.md."""
+
+
+SCRIPTS: dict[str, ScriptName] = {"submit.lua": "submit", "cancel.lua": "cancel", "sweep.lua": "sweep"}
+"""What a producer in another language sends to Redis."""
 
 
 def _only_one(*names: str) -> dict[str, Any]:
@@ -170,9 +175,14 @@ def schema(name: str) -> dict[str, Any]:
         InvalidRequest: there is no such message.
     """
     if name not in names():
-        raise InvalidRequest(f"no message {name!r}: there are {', '.join([*names(), *FORMS])}")
+        raise InvalidRequest(f"no message {name!r}: there are {', '.join([*names(), *FORMS, *SCRIPTS])}")
     made = _message(name)
     return {"$schema": DIALECT, **made, "$defs": _reached(made)}
+
+
+def script(name: str) -> str:
+    """The text of one of `SCRIPTS`, byte for byte as it is sent."""
+    return Script.load(SCRIPTS[name]).text
 
 
 def document() -> dict[str, Any]:

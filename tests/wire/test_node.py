@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
+from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,16 @@ from streamfleet_common.errors import GenerationFailed
 from streamfleet_common.scripts import Script
 from streamfleet_producer import Client, Delta, GenerateRequest, StreamfleetError
 from streamfleet_producer.intake import keyed_rid
-from wire.node_peer import NODE_FOLDER, NodeError, NodePeer, NoNode, node_peer, packages
+from wire.node_peer import (
+    NODE_FOLDER,
+    PATIENCE_S,
+    NodeError,
+    NodePeer,
+    NoNode,
+    node_peer,
+    node_program,
+    packages,
+)
 from wire.page import blocks
 
 pytestmark = pytest.mark.timeout(120)  # the packages may have to be fetched
@@ -231,3 +242,41 @@ async def test_a_failure(worker: HandWorker, node: NodePeer, fleet: Client) -> N
     assert last["error"]["details"] == {"retryable": True}
     with pytest.raises(GenerationFailed, match="told to"):
         await fleet.result("00" + "4" * 32)
+
+
+# --- what the page shows
+
+
+async def test_the_small_producer_of_the_page(worker: HandWorker, home: Path, redis_url: str) -> None:
+    node, _ = node_program()
+    (source,) = blocks("js")
+    program = home / "small.mjs"
+    program.write_text(
+        source.replace("redis://localhost:6379/0", redis_url).replace("{q:smollm2:0}", "{q:q:0}")
+    )
+    process = await asyncio.create_subprocess_exec(str(node), str(program), cwd=home, stdout=PIPE)
+    (work,) = await worker.take()
+    await worker.emit(work, delta("Cold."))
+    await worker.emit(work, Delta(token_ids=(9,), texts=("x" * 20_000,)))
+    await worker.finish(work, "Cold." + "x" * 20_000)
+    async with asyncio.timeout(PATIENCE_S):
+        out, _ = await process.communicate()
+    assert out.decode().split()[:2] == ["Cold." + "x" * 20_000, "done"]
+
+
+async def test_it_needs_no_more_rights_than_the_page_says(
+    worker: HandWorker, home: Path, redis_url: str
+) -> None:
+    (rule,) = blocks("acl")
+    rights = rule.replace("\\", "").replace("docs", "q").split()
+    await worker.redis.execute_command("ACL", "SETUSER", "page", "reset", "on", ">secret", *rights)  # type: ignore[no-untyped-call]
+    async with node_peer(home, redis_url.replace("://", "://page:secret@")) as peer:
+        events = peer.read("stream", {"prompt": "hello"})
+        (work,) = await worker.take()
+        await worker.log(work, delta("a"))
+        await worker.emit(work, delta("b", 1))
+        await worker.finish(work, "ab")
+        assert texts_of([event async for event in events]) == "ab"
+        left = await peer.call("submit", {"prompt": "hello"})
+        assert await peer.call("cancel", left["rid"]) == "cancelled"
+        assert await peer.call("status", left["rid"]) == "cancelled"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as jsons
+import sys
 from typing import Annotated
 
 import typer
@@ -17,7 +18,7 @@ def schema(
         str | None,
         typer.Argument(
             metavar="NAME",
-            help="A message, `event` for any of them, a kind of request, `frame` or `record`.",
+            help="A message, `event` for any of them, a kind of request, `frame`, `record`, or a script.",
             show_default=False,
         ),
     ] = None,
@@ -35,6 +36,12 @@ def schema(
             print_json({name: words})
         else:
             print(words)
+    elif name in wire_schemas.SCRIPTS:
+        text = wire_schemas.script(name)
+        if json:
+            print_json({name: text})
+        else:
+            sys.stdout.write(text)
     elif name is not None:
         made = wire_schemas.schema(name)
         if json:
@@ -48,13 +55,15 @@ def schema(
 
 
 def _names() -> list[str]:
-    return [*wire_schemas.names(), *wire_schemas.FORMS]
+    return [*wire_schemas.names(), *wire_schemas.FORMS, *wire_schemas.SCRIPTS]
 
 
 def _what(name: str) -> str:
     """What a name stands for, in a line."""
     if name in wire_schemas.FORMS:
         return f"no map, but said in words: `streamfleet schema {name}`"
+    if name in wire_schemas.SCRIPTS:
+        return "A script for Redis, its text as it is sent."
     if name == "event":
         return "Any of the events."
     kind = {**wire_schemas.MESSAGES, **wire_schemas.REQUESTS}[name]

@@ -145,6 +145,17 @@ async def test_stops_cuts_and_grammars_have_their_effect(fleet: Client, http: ht
     assert [token["id"] for token in cut["details"]["prefill"]] == ids[-4:]
 
 
+async def test_what_is_too_long_is_refused_before_it_is_queued(
+    fleet: Client, http: httpx.AsyncClient
+) -> None:
+    asked = {"inputs": PROMPT, "parameters": {"max_new_tokens": 256}}
+    tokens = len(AutoTokenizer.from_pretrained(tiny_model())(PROMPT).input_ids)
+    for path in ("/generate", "/generate_stream"):  # a stream's refusal has a status, too
+        answer = await http.post(path, json=asked)
+        assert (answer.status_code, answer.json()["error_type"]) == (422, "validation")
+        assert f"`inputs` of {tokens} tokens + `max_new_tokens` of 256" in answer.json()["error"]
+
+
 async def test_info_tells_of_the_workers(fleet: Client, http: httpx.AsyncClient) -> None:
     (card, *_) = await fleet.models()
     told = (await http.get("/info")).json()

@@ -13,7 +13,7 @@ from hand_worker import HandWorker
 from peer_environment import PeerEnvironment
 from streamfleet_common.errors import GenerationFailed, IncompleteGeneration, StreamfleetError
 from streamfleet_common.schemas import Delta, GenerateRequest
-from streamfleet_producer import Client, Sampling
+from streamfleet_producer import ChatMessage, Client, Sampling
 
 CLIENTS = PeerEnvironment(
     "text-generation",
@@ -112,6 +112,29 @@ async def test_a_stream_gives_every_token_and_then_the_text(
     shown = [v["token"]["text"] for v in guided["values"] if not v["token"]["special"]]
     assert "".join(shown) == guided["values"][-1]["generated_text"]
     assert guided["values"][-1]["token"]["special"]
+
+
+@pytest.mark.parametrize("client", ["Client", "AsyncClient"])
+async def test_a_chat_is_answered_whatever_the_model_is_called(
+    fleet: Client, fleet_url: str, client: str
+) -> None:
+    messages = [{"role": "user", "content": "Hello"}]
+    request = GenerateRequest(
+        messages=[ChatMessage(role="user", content="Hello")],
+        max_tokens=5,
+        sampling=Sampling(temperature=0.7, seed=2),
+    )
+    end = await fleet.run(request)
+    async with Gateway(fleet_url) as gateway:
+        (said,) = await answers(
+            {
+                "client": client,
+                "url": gateway.url,
+                "method": "chat",
+                "arguments": {"messages": messages, "max_tokens": 5, "temperature": 0.7, "seed": 2},
+            }
+        )
+    assert said["value"]["choices"][0]["message"]["content"] == end.text
 
 
 @pytest.mark.parametrize("client", ["InferenceClient", "AsyncInferenceClient"])

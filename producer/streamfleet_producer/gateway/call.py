@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar, cast, get_args
 from starlette.requests import Request as HttpRequest
 from starlette.types import Receive
 
-from streamfleet_common.errors import InvalidRequest
+from streamfleet_common.errors import InvalidRequest, ModelNotFound
 from streamfleet_common.schemas import Lane
 from streamfleet_producer.client import Client
 from streamfleet_producer.gateway.dialects import Dialect
@@ -25,6 +25,8 @@ _B = TypeVar("_B")
 _T = TypeVar("_T")
 
 MAX_KEY_CHARS = 256
+ANY_MODEL = "tgi"
+"""What TGI's clients call the model of a chat, whatever it is."""
 
 
 class ClientGone(Exception):
@@ -89,16 +91,25 @@ class Call(Generic[_B]):
         return options
 
     async def served(self, name: str | None, kind: str, default: str | None = None) -> Served:
-        """The queue that does such work; see `Directory.find`.
+        """The queue that does such work; see `Directory.find`. "tgi" stands for what TGI's routes ask.
 
         Raises:
             NoWorker: it has no live worker, and the settings say to refuse then.
             ModelNotFound, InvalidRequest, BrokerUnavailable: as there.
         """
-        served = await self.services.directory.find(name, kind, default)
+        served = await self._found(name, kind, default)
         if not served.cards and self.services.settings.no_worker == "refuse":
             raise NoWorker(f"no worker serves queue {served.queue!r} now: start one, or try again later")
         return served
+
+    async def _found(self, name: str | None, kind: str, default: str | None) -> Served:
+        directory = self.services.directory
+        try:
+            return await directory.find(name, kind, default)
+        except ModelNotFound:
+            if name != ANY_MODEL:
+                raise
+        return await directory.find(None, kind, self.services.settings.tgi_model)
 
     def client(self, queue: str) -> AbstractAsyncContextManager[Client]:
         """A client of the queue, for this tenant."""

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import datetime as dt
+import hashlib
 import json
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -26,6 +29,7 @@ from streamfleet_common.errors import (
 )
 from streamfleet_common.schemas import Choice, Delta, GenerateRequest, Prefill, Timing, Usage
 from streamfleet_common.token_layout import TokenLayout
+from streamfleet_producer.gateway.key_file import KeyEntry, KeyFile, new_tenant
 
 
 @pytest.fixture
@@ -419,13 +423,19 @@ async def test_a_client_that_leaves_cancels_its_request(redis_url: str) -> None:
         await hired.dismiss()
 
 
-async def test_every_token_of_a_worker_whose_ends_are_not_known_has_one_event(redis_url: str) -> None:
+async def test_texts_that_end_anywhere_limits_and_the_name_that_chats_use(redis_url: str) -> None:
     hired = await Hired(redis_url, "w1", GatedEngine()).start()
     try:
         async with (
             Gateway(redis_url) as gateway,
             httpx.AsyncClient(base_url=gateway.url, timeout=10) as http,
         ):
+            chat = {"model": "tgi", "messages": [{"role": "user", "content": "ECHO 2"}]}
+            said = (await http.post("/v1/chat/completions", json=chat)).json()
+            assert said["choices"][0]["message"]["content"] == "tok0 tok1"
+            chat["model"] = "nobody"
+            assert (await http.post("/v1/chat/completions", json=chat)).status_code == 404
+
             asked = {"inputs": "ECHO 3", "parameters": {"details": True, "stop": ["tok7"]}}
             events = events_of(await http.post("/generate_stream", json=asked))
             assert [event["token"]["text"] for event in events] == ["tok0", " tok1", " tok2"]
@@ -445,6 +455,31 @@ async def test_every_token_of_a_worker_whose_ends_are_not_known_has_one_event(re
             assert "4096" in refused.json()["error"]
     finally:
         await hired.dismiss()
+
+
+async def test_keys_are_asked_for_in_tgis_form(redis_url: str, tmp_path: Path) -> None:
+    keys = tmp_path / "keys.json"
+    with KeyFile.edited(keys) as tenants:
+        hashed = hashlib.sha256(b"secret").hexdigest()
+        day = dt.date(2027, 1, 31)
+        tenants["acme"] = new_tenant().changed({"keys": (KeyEntry(sha256=hashed, created=day),)})
+    async with (
+        HandWorker(redis_url) as worker,
+        Gateway(redis_url, keys_file=keys) as gateway,
+        httpx.AsyncClient(base_url=gateway.url, timeout=10) as http,
+    ):
+        await worker.announce()
+        for path in ("/generate", "/generate_stream", "/"):
+            answer = await http.post(path, json={"inputs": "In"})
+            assert (answer.status_code, answer.json()["error_type"]) == (401, "authentication")
+        assert (await http.get("/info")).status_code == 401
+        assert (await http.get("/health")).status_code == 200
+        http.headers["authorization"] = "Bearer secret"
+        asked = asking(http, "/generate")
+        (work,) = await worker.take()
+        assert work.envelope.tenant == "acme"
+        await worker.finish(work, "put")
+        assert (await asked).json() == {"generated_text": "put"}
 
 
 async def test_an_idempotency_key_answers_twice_with_one_request(

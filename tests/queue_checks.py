@@ -110,7 +110,9 @@ class Checked(RuleBasedStateMachine):
             items.sort(key=lambda item: [int(part) for part in item.eid.split("-")])
 
     def fields(self, request: Request) -> list[str]:
-        head: bytes = self.raw.get(f"{T}:r:{request.rid}").partition(b"\n")[0]
+        data = self.raw.get(f"{T}:r:{request.rid}")
+        assert data is not None, "an accepted request has no record"
+        head: bytes = data.partition(b"\n")[0]
         return head.decode().split("|")
 
     # --- what must hold
@@ -165,6 +167,7 @@ class Checked(RuleBasedStateMachine):
             pipe.pttl(f"{T}:r:{request.rid}")
         answers = pipe.execute()
         for request, data, life in zip(self.queue.requests, answers[::2], answers[1::2], strict=True):
+            assert data is not None, "an accepted request has no record"
             record = Record.parse(data)
             counts = (record.epoch, record.attempts, record.crashes, record.solo_losses)
             assert STATE_LETTERS[record.state] == request.state

@@ -29,7 +29,7 @@ HOW = st.sampled_from(["done", "failed", "retry", "retry", 0, 150_000, 5_000_000
 """How a request ends: a number is another try after so many ms."""
 SHARES = st.dictionaries(
     st.sampled_from([*TENANTS, EVERYBODY]),
-    st.sampled_from([Share(), Share(2), Share(1, 300), Share(0, 200), Share(0, 0, 600)]),
+    st.sampled_from([Share(), Share(2), Share(1, 300), Share(0, 200), Share(0, 100), Share(0, 0, 600)]),
     max_size=2,
 )
 WANTS = st.fixed_dictionaries(
@@ -251,7 +251,7 @@ class Fleet(Checked):
                 # end would be one call and its repetition.
                 self.ends += 1
                 choice = Choice(text=str(self.ends), token_ids=(1,), finish_reason="eos")
-                spent = (self.ends, 1)
+                spent = (100 + self.ends, 1)
                 usage = Usage(prompt_tokens=spent[0], completion_tokens=spent[1])
                 end = End(state="done" if kind == "done" else "failed", choices=(choice,), usage=usage)
                 finishes.append(Finish(delivery, end, retry=kind == "retry", retry_after_ms=pause_ms))

@@ -45,13 +45,14 @@ def submission(size: int, *, stream: bool) -> Submission:
     return made
 
 
-def fresh(template: Submission, count: int) -> list[Submission]:
-    """As many requests like this one, under ids of their own."""
+def fresh(template: Submission, count: int, tenants: int = 1) -> list[Submission]:
+    """As many requests like this one, under ids of their own, of so many tenants in turn."""
     old = template.envelope.rid
     made = []
-    for _ in range(count):
+    for number in range(count):
         rid = f"00{uuid.uuid4().hex}"
-        envelope = template.envelope.model_copy(update={"rid": rid})
+        tenant = f"t{number % tenants}" if tenants > 1 else template.envelope.tenant
+        envelope = template.envelope.model_copy(update={"rid": rid, "tenant": tenant})
         payload = template.payload.replace(old.encode(), rid.encode())
         made.append(replace(template, envelope=envelope, payload=payload))
     return made
@@ -78,8 +79,9 @@ class Ear:
 class BrokerHand:
     """Producer and worker of one queue. Every step takes lists and is one call of the protocol."""
 
-    def __init__(self, url: str, queue: str = "bench") -> None:
+    def __init__(self, url: str, queue: str = "bench", sub_lanes: int = 1) -> None:
         self._url = url
+        self._sub_lanes = sub_lanes
         self.redis: redis.asyncio.Redis = redis.asyncio.Redis.from_url(url)
         self._connections = Connections.open(url)
         self._broker = Broker(self._connections, queue)
@@ -104,6 +106,9 @@ class BrokerHand:
 
     async def prepare(self) -> None:
         """Make the queue's groups."""
+        if self._sub_lanes > 1:
+            numbers = {"sub_lanes": self._sub_lanes, "sub_lanes_top": self._sub_lanes}
+            await self.redis.hset(self._broker.keys.control, mapping=numbers)
         await self._broker.create_groups()
 
     # --- the steps

@@ -53,10 +53,10 @@ class Meter:
         self.us[step] = self.us.get(step, 0.0) + await self._hand.cpu_us() - before
 
 
-async def cycle(hand: BrokerHand, count: int) -> dict[str, float]:
+async def cycle(hand: BrokerHand, count: int, tenants: int = 1) -> dict[str, float]:
     """Take new requests, a multiple of the batch, through their whole life; CPU µs a request, by step."""
     template, end = submission(BYTES, stream=False), result(BYTES)
-    requests = fresh(template, count)
+    requests = fresh(template, count, tenants)
     meter = Meter(hand)
     taken: list[Delivery] = []
 
@@ -90,7 +90,7 @@ async def steps(hand: BrokerHand, options: argparse.Namespace) -> dict[str, Any]
     rounds = []
     for _ in range(options.rounds):
         await hand.flush()
-        rounds.append(await cycle(hand, options.requests))
+        rounds.append(await cycle(hand, options.requests, options.tenants))
     return {"rounds": rounds, **summary(rounds)}
 
 
@@ -178,7 +178,7 @@ def summary(rounds: list[dict[str, float]]) -> dict[str, dict[str, float]]:
 
 async def measure(part: str, url: str, options: argparse.Namespace) -> Any:
     """One part on one server."""
-    async with BrokerHand(url) as hand:
+    async with BrokerHand(url, sub_lanes=options.sub_lanes) as hand:
         await cycle(hand, BATCH)
         return await {"steps": steps, "emit": emit, "growth": growth}[part](hand, options)
 
@@ -252,6 +252,8 @@ def main() -> None:
         default=[1_000, 10_000, 100_000],
         help="open requests at which `growth` measures",
     )
+    parser.add_argument("--tenants", type=int, default=1, help="whose requests `steps` takes, in turn")
+    parser.add_argument("--sub-lanes", type=int, default=1, help="of each lane")
     parser.add_argument("--json", action="store_true")
     add_options(parser, aof=False)
     options = parser.parse_args()

@@ -16,7 +16,13 @@ from streamfleet_common.frames import Frame
 from streamfleet_common.records import Record
 from streamfleet_common.schemas import End
 
-WORK_STREAMS = ("high", "normal", "bulk", "high:again", "normal:again", "bulk:again", "solo")
+SUB_LANES = 4
+"""Of each lane, in the runs that split them."""
+LANES = ("high", "normal", "bulk")
+WORK_STREAMS = (
+    *(*LANES, "high:again", "normal:again", "bulk:again", "solo"),
+    *(f"{lane}:{number}" for lane in LANES for number in range(1, SUB_LANES)),
+)
 
 Cause = Literal["poison", "kill", "stop", "cut"]
 """Why a worker was lost: by a request, by a signal, by a pause or a cut line longer than its lease."""
@@ -143,6 +149,8 @@ class Remains:
     open: list[str] = field(default_factory=list)
     later: int = 0
     tenants: dict[str, int] = field(default_factory=dict)
+    booked: dict[str, int] = field(default_factory=dict)
+    """How many ends of each tenant's requests the ledger knows."""
     dead: list[dict[str, str]] = field(default_factory=list)
     lives: dict[str, int] = field(default_factory=dict)
     """Every key of the queue, without its tag, and what it has left to live; -1 is for ever."""

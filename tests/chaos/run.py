@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from chaos.checker import Violation, check, summary
 from chaos.crew import ChaosWorker, Crew
 from chaos.faults import Faults
-from chaos.history import History
+from chaos.history import SUB_LANES, History
 from chaos.observer import Observer
 from chaos.plan import Plan
 from chaos.producers import Producers
@@ -87,6 +87,7 @@ def settings(plan: Plan) -> dict[str, object]:
         "max_batch_size": 8,
         "max_delay_ms": 5,
         "max_queue_depth": 150,
+        "sub_lanes": SUB_LANES if plan.seed % 2 else 1,
     }
 
 

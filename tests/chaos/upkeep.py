@@ -36,9 +36,20 @@ def entries_are_open(history: History) -> Broken:
     for rid, record in remains.records.items():
         if record.end is None and rid not in remains.open:
             yield rid, f"{record.state}, but not open"
+    yield from _counts(history)
+
+
+def _counts(history: History) -> Broken:
+    """No tenant counts for anything that has ended, and its ledger knows each of its ends once."""
+    remains = history.remains
     for tenant, count in remains.tenants.items():
         if count:
             yield "", f"tenant {tenant!r} still counts {count}"
+    ended = Counter(record.tenant for record in remains.records.values() if record.end is not None)
+    for tenant in sorted({*ended, *remains.booked}):
+        if ended[tenant] != remains.booked.get(tenant, 0):
+            told = remains.booked.get(tenant, 0)
+            yield "", f"{ended[tenant]} requests of tenant {tenant!r} have ended, its ledger says {told}"
 
 
 def limits_are_kept(history: History) -> Broken:
@@ -132,7 +143,7 @@ def bounded_residue(history: History) -> Broken:
     """I12: afterwards nothing is left but results with a life, and nobody is connected."""
     remains = history.remains
     for key, life_ms in remains.lives.items():
-        if key.startswith(("r:", "ev:")):
+        if key.startswith(("r:", "ev:", "usage:")):
             if life_ms < 0:
                 yield key.partition(":")[2], f"{key} would stay for ever"
         elif key not in FOR_EVER:

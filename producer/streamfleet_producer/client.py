@@ -19,7 +19,7 @@ from streamfleet_common.one_shot import CallRequest
 from streamfleet_common.records import Record
 from streamfleet_common.schemas import End, GenerateRequest, Request, State
 from streamfleet_common.settings import Durability
-from streamfleet_producer.answer import Answer, Answers, too_late
+from streamfleet_producer.answer import Answer, Answers, end_of, too_late
 from streamfleet_producer.catalogue import CARD_LIFE_S
 from streamfleet_producer.event_reader import MAX_BYTES, MAX_FRAMES, EventReader
 from streamfleet_producer.handler_calls import HandlerCalls
@@ -379,7 +379,12 @@ class Client(OneShot, HandlerCalls):
         Raises:
             RequestNotFound: the tenant has no such request, or its result has expired.
         """
-        return Status.of(id, self.queue, await self._record(self._open_link(), id))
+        return (await self.status_with_end(id))[0]
+
+    async def status_with_end(self, id: str) -> tuple[Status, End | None]:  # noqa: A002
+        """As `status`, and the end once there is one, also of a request that failed."""
+        record = await self._record(self._open_link(), id)
+        return Status.of(id, self.queue, record), None if record.end is None else end_of(record.end)
 
     # --- the fleet
 

@@ -76,6 +76,8 @@ class EventReader:
         self._transcript = Transcript()
         self._log_at = (0, 0)
         self._ready: deque[tuple[StreamEvent, Place | None]] = deque()
+        self.is_over = False
+        """Nothing follows the place behind which it was to go on."""
         self._after: Place | None = None
         """What was shown up to there is not shown again."""
         self._end_place: Place | None = None
@@ -115,6 +117,7 @@ class EventReader:
             InvalidRequest: no event of the request has this place.
         """
         self._after = self.place = after
+        self.is_over = record.end is not None and after == Place(record.end.epoch, record.end.seq)
         if after.part and not _is_part_of(after, record):
             raise unknown()
         first: tuple[int, int] | None = None

@@ -56,6 +56,11 @@ class EventStream:
         return "" if place is None else str(place)
 
     @property
+    def is_over(self) -> bool:
+        """It was to go on behind the end itself: nothing is left to be given."""
+        return self._reader.is_over
+
+    @property
     def ended(self) -> End | None:
         """The final event, if it has come; what `result` gives then."""
         return self._reader.end

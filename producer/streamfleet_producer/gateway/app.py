@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from streamfleet_common.errors import RequestNotFound
-from streamfleet_producer.gateway import fleet_state, health, openai_routes, pages, tgi
+from streamfleet_producer.gateway import fleet_state, health, openai_routes, pages, requests, tgi
 from streamfleet_producer.gateway.dialects import OPENAI, json_response
 from streamfleet_producer.gateway.operation import Application, Operation
 from streamfleet_producer.gateway.services import Services
@@ -22,6 +22,7 @@ OPERATIONS: tuple[Operation, ...] = (
     *pages.OPERATIONS,
     *health.OPERATIONS,
     *fleet_state.OPERATIONS,
+    *requests.OPERATIONS,
     *tgi.OPERATIONS,
     *openai_routes.OPERATIONS,
 )

@@ -97,7 +97,13 @@ class Call(Generic[_B]):
             NoWorker: it has no live worker, and the settings say to refuse then.
             ModelNotFound, InvalidRequest, BrokerUnavailable: as there.
         """
-        served = await self._found(name, kind, default)
+        return self._checked(await self._found(name, kind, default))
+
+    async def served_by(self, queue: str) -> Served:
+        """The queue of this name, whatever it does. Raises as `served`."""
+        return self._checked(await self.services.directory.find_queue(queue))
+
+    def _checked(self, served: Served) -> Served:
         if not served.cards and self.services.settings.no_worker == "refuse":
             raise NoWorker(f"no worker serves queue {served.queue!r} now: start one, or try again later")
         return served
@@ -124,6 +130,7 @@ class Call(Generic[_B]):
             ClientGone: he has.
         """
         task = cast("asyncio.Task[object]", asyncio.current_task())
+        asked_before = task.cancelling()
         gone = False
 
         async def watch() -> None:
@@ -137,12 +144,14 @@ class Call(Generic[_B]):
         try:
             return await asking
         except asyncio.CancelledError:
-            if not gone:
+            # The server may end at the same time; then that counts.
+            if not gone or task.cancelling() > asked_before + 1:
                 raise
-            task.uncancel()
             raise ClientGone from None
         finally:
             watching.cancel()
+            if gone:
+                task.uncancel()
 
     async def stream(
         self, chunks: AsyncGenerator[bytes], *, headers: dict[str, str] | None = None
@@ -159,4 +168,8 @@ class Call(Generic[_B]):
             heartbeat_s=self.services.settings.heartbeat_s,
             gone=self.services.metrics.gone,
         )
-        return await self.answer(stream.opened())
+        try:
+            return await self.answer(stream.opened())
+        except BaseException:
+            await stream.aclose()
+            raise

@@ -68,6 +68,22 @@ class Directory:
             return found
         raise found
 
+    async def find_queue(self, name: str) -> Served:
+        """The queue of this name, with all its workers.
+
+        Raises:
+            ModelNotFound: there is none; `known` lists what there is.
+            BrokerUnavailable: as `find`.
+        """
+        if name not in self._cards or self._now() - self._read_at >= self._life_s:
+            await self.refresh()
+        if name not in self._cards:
+            there = (
+                f"there are: {', '.join(sorted(self._cards)[:16])}" if self._cards else "there is none yet"
+            )
+            raise self._nothing(f"no queue of this name; {there}", sorted(self._cards))
+        return Served(name, None, self._cards[name])
+
     async def cards(self) -> Mapping[str, tuple[Card, ...]]:
         """The cards of the live workers of every queue that can be reached."""
         if self._now() - self._read_at >= self._life_s:

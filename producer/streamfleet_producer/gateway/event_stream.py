@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import traceback
 from collections.abc import AsyncGenerator, Callable
 from typing import cast
 
 import structlog
 from starlette.types import Receive, Scope, Send
 
-from streamfleet_common.errors import StreamfleetError
+from streamfleet_common.errors import GenerationFailed, StreamfleetError
 from streamfleet_producer.gateway.dialects import Dialect
 
 STALLED_S = 60.0
@@ -34,6 +35,7 @@ class EventStream:
         dialect: how an error is said amid the stream.
         headers: further ones of the response, in lower case; asked for once the request is accepted.
         heartbeat_s: after so many seconds without a chunk a comment is sent.
+        stalled_s: a client that takes nothing for so many seconds is given up.
         gone: called when the client has left before the end.
     """
 
@@ -44,54 +46,73 @@ class EventStream:
         *,
         headers: Callable[[], dict[str, str]] = dict,
         heartbeat_s: float = 15.0,
+        stalled_s: float = STALLED_S,
         gone: Callable[[], None] = lambda: None,
     ) -> None:
         self._chunks = chunks
         self._dialect = dialect
         self._headers = headers
         self._heartbeat_s = heartbeat_s
+        self._stalled_s = stalled_s
         self._gone = gone
         self._left = False
-        self._sending_since: float | None = None
         self._sent_at = 0.0
+        self._sending_since: dict[str, float] = {}
+        """Sends that have not returned: of the stream itself, and of a heartbeat."""
         self._timer: asyncio.TimerHandle | None = None
-        self._beats: set[asyncio.Task[None]] = set()
+        self._beating: asyncio.Task[None] | None = None
 
     async def opened(self) -> EventStream:
         """Wait until the request is accepted. Raises what refuses it."""
         try:
             await anext(self._chunks)
         except BaseException:
-            await self._chunks.aclose()
+            await self.aclose()
             raise
         return self
 
+    async def aclose(self) -> None:
+        """Give up a stream that is not sent."""
+        await self._chunks.aclose()
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
         task = cast("asyncio.Task[object]", asyncio.current_task())
+        asked_before = task.cancelling()
         loop = asyncio.get_running_loop()
         watching = asyncio.create_task(self._watch(receive, task), name="disconnect")
         self._sent_at = loop.time()
-        self._beat_later(loop, send, task)
+        self._look_later(loop, send, task)
         try:
-            await self._send(loop, send, self._start())
-            try:
-                async for chunk in self._chunks:
-                    await self._send(loop, send, _body(chunk))
-            except StreamfleetError as error:
-                await self._send(loop, send, _body(self._dialect.chunk(error)))
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
+            await self._send_all(send)
         except asyncio.CancelledError:
-            if not self._left:
+            # The server may end at the same time; then that counts.
+            if not self._left or task.cancelling() > asked_before + 1:
                 raise
-            task.uncancel()
-            self._gone()
         finally:
+            # Before anything is waited for, so that nobody cancels what is cleaned up.
             watching.cancel()
             if self._timer is not None:
                 self._timer.cancel()
-            for beat in self._beats:
-                beat.cancel()
-            await self._chunks.aclose()
+            if self._beating is not None:
+                self._beating.cancel()
+            if self._left:
+                task.uncancel()
+                self._gone()
+            await self.aclose()
+
+    async def _send_all(self, send: Send) -> None:
+        await self._send(send, self._start())
+        try:
+            async for chunk in self._chunks:
+                await self._send(send, _body(chunk))
+        except StreamfleetError as error:
+            await self._send(send, _body(self._dialect.chunk(error)))
+        except Exception as error:  # noqa: BLE001 (whatever it is, the client has to be told)
+            # Without the exception's words, which may quote a prompt.
+            log.error("the gateway failed amid a stream", kind=type(error).__name__, at=_where(error))
+            failure = GenerationFailed("the gateway failed on this request; its log says why")
+            await self._send(send, _body(self._dialect.chunk(failure)))
+        await self._send(send, {"type": "http.response.body", "body": b"", "more_body": False})
 
     def _start(self) -> dict[str, object]:
         headers = {
@@ -104,11 +125,14 @@ class EventStream:
         pairs = [(name.encode(), value.encode("latin-1", "replace")) for name, value in headers.items()]
         return {"type": "http.response.start", "status": 200, "headers": pairs}
 
-    async def _send(self, loop: asyncio.AbstractEventLoop, send: Send, message: dict[str, object]) -> None:
-        self._sending_since = loop.time()
-        await send(message)
-        self._sending_since = None
-        self._sent_at = loop.time()
+    async def _send(self, send: Send, message: dict[str, object], who: str = "stream") -> None:
+        now = asyncio.get_running_loop().time
+        self._sending_since[who] = now()
+        try:
+            await send(message)
+        finally:
+            del self._sending_since[who]
+        self._sent_at = now()
 
     async def _watch(self, receive: Receive, task: asyncio.Task[object]) -> None:
         while (await receive())["type"] != "http.disconnect":
@@ -122,24 +146,29 @@ class EventStream:
 
     # --- silence
 
-    def _beat_later(self, loop: asyncio.AbstractEventLoop, send: Send, task: asyncio.Task[object]) -> None:
-        self._timer = loop.call_later(self._heartbeat_s / 2, self._look, loop, send, task)
+    def _look_later(self, loop: asyncio.AbstractEventLoop, send: Send, task: asyncio.Task[object]) -> None:
+        pause_s = min(self._heartbeat_s, self._stalled_s) / 2
+        self._timer = loop.call_later(pause_s, self._look, loop, send, task)
 
     def _look(self, loop: asyncio.AbstractEventLoop, send: Send, task: asyncio.Task[object]) -> None:
         now = loop.time()
-        if self._sending_since is not None:
-            if now - self._sending_since >= STALLED_S:
+        if self._sending_since:
+            # Whoever takes nothing is sent no heartbeat either: those would only pile up.
+            if now - min(self._sending_since.values()) >= self._stalled_s:
                 self._leave(task)
                 return
         elif now - self._sent_at >= self._heartbeat_s / 2:
-            beat = asyncio.create_task(self._beat(send), name="heartbeat")
-            self._beats.add(beat)
-            beat.add_done_callback(self._beats.discard)
-        self._beat_later(loop, send, task)
+            self._beating = asyncio.create_task(self._beat(send), name="heartbeat")
+        self._look_later(loop, send, task)
 
     async def _beat(self, send: Send) -> None:
         with contextlib.suppress(OSError):
-            await send(_body(HEARTBEAT))
+            await self._send(send, _body(HEARTBEAT), "heartbeat")
+
+
+def _where(error: Exception) -> str:
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{frame.filename}:{frame.lineno}"
 
 
 def _body(chunk: bytes) -> dict[str, object]:

@@ -10,6 +10,7 @@ from streamfleet_producer.gateway.keys import KeyRing
 from streamfleet_producer.gateway.metrics import GatewayMetrics
 from streamfleet_producer.gateway.settings import GatewaySettings
 from streamfleet_producer.gateway.share_writer import ShareWriter
+from streamfleet_producer.gateway.waiting_lines import WaitingLines
 from streamfleet_producer.hub import Hub
 from streamfleet_producer.token_counter import TokenCounter
 
@@ -25,6 +26,7 @@ class Services:
     keys: KeyRing
     metrics: GatewayMetrics
     shares: ShareWriter
+    lines: WaitingLines
 
     @classmethod
     def of(cls, settings: GatewaySettings) -> Services:
@@ -46,11 +48,13 @@ class Services:
             keys=keys,
             metrics=GatewayMetrics(),
             shares=ShareWriter(keys, directory),
+            lines=WaitingLines(directory),
         )
 
     async def close(self) -> None:
         """Close them all; whoever still waits is told so."""
         await self.shares.close()
         await self.clients.close()
+        await self.lines.close()
         await self.directory.close()
         await self.hub.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import pickle
 import socket
 import subprocess
@@ -71,7 +72,7 @@ async def worked_off(redis_url: str, folder: Path) -> str:
     process = await asyncio.create_subprocess_exec(
         *PROGRAM,
         env=environment(STREAMFLEET_REDIS_URL=redis_url, STREAMFLEET_BULK_FOLDER=str(folder))
-        | {"PYTHONPATH": str(folder.parent)},
+        | {"PYTHONPATH": os.pathsep.join([str(folder.parent), *sys.path])},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
     )

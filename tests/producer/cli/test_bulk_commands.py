@@ -15,7 +15,7 @@ import pytest
 import redis
 from typer.testing import CliRunner
 
-from command import LIMIT_S, POLL_S, Running, environment, running
+from command import LIMIT_S, POLL_S, Running, environment, running, streamfleet
 from streamfleet_common.keys import Keys
 from streamfleet_producer.bulk.settings import RQ_QUEUE
 from streamfleet_producer.cli.app import app
@@ -132,6 +132,20 @@ def ended_in_order(worker: Running) -> None:
     os.kill(worker.process.pid, signal.SIGTERM)
     status, said = worker.end()
     assert status == 0, said
+
+
+def test_the_cron_puts_upkeep_into_the_queue_until_it_is_ended(env: Mapping[str, str], raw: Any) -> None:
+    names = {b"upkeep_sweep-queues", b"upkeep_remove-files", b"upkeep_trim-dead"}
+    raw.delete(*(b"rq:job:" + name for name in names))
+    with running("bulk", "cron", env=env) as command:
+        until = time.monotonic() + LIMIT_S
+        while set(raw.lrange(f"rq:queue:{RQ_QUEUE}", 0, -1)) != names:
+            assert time.monotonic() < until
+            time.sleep(POLL_S)
+        ended_in_order(command)
+    # A worker does them, and ends then.
+    assert streamfleet("bulk", "worker", "--burst", env=env).returncode == 0
+    assert {raw.hget(b"rq:job:" + name, "status") for name in names} == {b"finished"}
 
 
 def test_a_redis_that_is_not_there_is_said() -> None:

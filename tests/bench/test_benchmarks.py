@@ -70,6 +70,17 @@ def test_bytes_and_cost_of_open_requests_are_measured() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_a_quiet_tenant_is_measured_beside_a_flood() -> None:
+    alone, flooded, beside = found("fairness.py", "--seconds", "4", limit_s=100)["runs"]
+
+    assert [run["flooded"] for run in (alone, flooded, beside)] == [False, True, True]
+    # Behind what waits there were some 64 requests, of 55 ms, for 16 rows: 220 ms at least.
+    assert flooded["p50_ms"] > alone["p50_ms"] + 200 > beside["p50_ms"]
+    assert alone["open"] == 0 < beside["open"]
+
+
+@pytest.mark.slow
 def test_the_cost_of_text_is_measured_for_each_way() -> None:
     rows = found("detokenizer.py", "--tokens", "40", "--rounds", "1")
 

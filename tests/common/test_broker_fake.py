@@ -1,7 +1,8 @@
 """The scripts in the in-process server of the unit tests.
 
-It knows no script flags, no idle times of what is pending, and gives scripts another shape of XREADGROUP's
-reply than real servers do: sweeps of lost leases and `take` are tested on a real server only.
+It knows no script flags, no idle times of what is pending, gives scripts another shape of XREADGROUP's reply
+than real servers do, and no `redis.sha1hex`: sweeps of lost leases, `take` and sub-lanes are tested on a real
+server only.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ from streamfleet_common.connections import Connections
 from streamfleet_common.deliveries import Delivery, Swept
 from streamfleet_common.depth import Depth
 from streamfleet_common.keys import LETTERS
-from streamfleet_common.schemas import End, Retry
+from streamfleet_common.schemas import End, Retry, Usage
+from streamfleet_common.shares import EVERYBODY, Share
 from streamfleet_common.subscriber import Subscriber
 
 
@@ -200,6 +202,28 @@ async def test_a_sweep_leaves_the_living_alone(broker: Broker, raw: Any) -> None
     await raw.hset(broker.keys.sweep, "grace_until", 0)
     assert await broker.sweep() == Swept()
     assert await broker.finish([finish(delivery)]) == [True]
+
+
+async def test_tenants(broker: Broker, raw: Any) -> None:
+    await broker.set_shares({"acme": Share(2), EVERYBODY: Share(0, 0, 200)})
+    batch = [submission(tenant=tenant) for tenant in ("acme", "beta", "acme", "acme", "beta")]
+    assert [answer.reason for answer in await broker.submit(batch)] == [
+        *("", "", ""),
+        "tenant_requests",
+        "tenant_budget",
+    ]
+    assert await broker.open_of("acme") == (2, 2 * batch[0].tokens)
+    entries = await take_all(broker)
+    deliveries = [one for one in await broker.start("w1", entries, START) if isinstance(one, Delivery)]
+    end = DONE.model_copy(update={"usage": Usage(prompt_tokens=5, completion_tokens=7)})
+    for _ in range(2):
+        assert await broker.finish([finish(one, end) for one in deliveries]) == [True] * 3
+    assert [(one.tenant, one.requests, one.tokens) for one in await broker.usage()] == [
+        ("acme", 2, 24),
+        ("beta", 1, 12),
+    ]
+    assert not await raw.exists(broker.keys.tenants)
+    await assert_drained(broker, raw)
 
 
 async def test_room_in_tokens(broker: Broker) -> None:

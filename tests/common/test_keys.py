@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import date
+
 import pytest
 from redis.crc import key_slot
 
@@ -23,6 +25,11 @@ def test_names() -> None:
     assert keys.stream("bulk") == "{q:chat:7}:s:bulk"
     assert keys.stream("bulk:again") == "{q:chat:7}:s:bulk:again"
     assert keys.stream("solo") == "{q:chat:7}:s:solo"
+    assert keys.stream("bulk", 5) == "{q:chat:7}:s:bulk:5"
+    assert keys.stream("bulk", 0) == "{q:chat:7}:s:bulk"
+    assert keys.tenants == "{q:chat:7}:tenants"
+    assert keys.shares == "{q:chat:7}:shares"
+    assert keys.usage(date(2026, 3, 9)) == "{q:chat:7}:usage:20260309"
     assert keys.record(RID) == f"{{q:chat:7}}:r:{RID}"
     assert keys.log(RID) == f"{{q:chat:7}}:ev:{RID}"
     assert keys.channel("acme", RID) == f"{{q:chat:7}}:c:acme:{RID}"
@@ -37,7 +44,8 @@ def test_all_names_of_a_shard_lie_in_one_slot(queue: str, shard: int) -> None:
     names = {keys.tag, keys.open, keys.later, keys.sweep, keys.dead, keys.workers, keys.control}
     names |= {keys.stream(stream) for stream in LETTERS}
     names |= {keys.record(RID), keys.log(RID), keys.channel("a.b", RID)}
-    assert len(names) == 7 + 7 + 3
+    names |= {keys.stream("high", 63), keys.tenants, keys.shares, keys.usage(date(2026, 3, 9))}
+    assert len(names) == 7 + 7 + 3 + 4
     assert len({key_slot(name.encode()) for name in names}) == 1
 
 

@@ -142,8 +142,8 @@ async def _streamed(call: Call[TgiGenerateBody], *, full_text: bool) -> ASGIApp:
             headers["x-request-id"] = f"{asked.served.queue}:{tokens.id}"
             yield OPENED
             async for delta in tokens:
-                for event in events.of(delta):
-                    yield _sent(event)
+                if sent := b"".join(map(_sent, events.of(delta))):
+                    yield sent
             yield _sent(events.last(tokens.result))
 
     return await call.stream(chunks(), headers=headers)
@@ -158,7 +158,7 @@ async def _asked(call: Call[TgiGenerateBody], *, stream: bool) -> _Asked:
     served = await _served(call)
     longest = max((card.limits.max_seq_len for card in served.cards), default=None)
     request = request_of(call.body, model=served.model, stream=stream, max_seq_len=longest)
-    writer = await _writer(call, served.queue)
+    writer = await _writer(call, served.queue) if request.logprobs else TokenWriter()
     return _Asked(request, served, writer, began_at, time.monotonic())
 
 

@@ -7,11 +7,13 @@ import inspect
 import re
 import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import BaseModel
 
+from streamfleet_common.broker import Broker
 from streamfleet_common.errors import StreamfleetError
 from streamfleet_producer import (
     BrokerUnavailable,
@@ -31,7 +33,9 @@ from streamfleet_producer import (
     Unsupported,
     blocking,
 )
+from streamfleet_producer import client as client_module
 from streamfleet_producer.testing import ANYTHING, NEVER, Lost, ScriptedFleet, Wait
+from streamfleet_producer.testing.memory_broker import MemoryBroker
 
 HELLO = GenerateRequest(prompt="hello")
 
@@ -67,6 +71,25 @@ def test_its_clients_have_the_very_face_of_the_real_ones(real: type, make: Any) 
         assert inspect.iscoroutinefunction(one) == inspect.iscoroutinefunction(other), name
     # Only the opening is not the real one's.
     assert {name for name in public if getattr(mine, name) is not getattr(real, name)} <= {"open"}
+
+
+def test_whatever_a_client_asks_of_its_broker_is_answered_in_memory() -> None:
+    """A step that was forgotten would ask a Redis that is not there."""
+    folder = Path(client_module.__file__).parent
+    asked = {
+        step for path in folder.glob("*.py") for step in re.findall(r"broker\.(\w+)\(", path.read_text())
+    }
+    assert {"submit", "cancel", "status", "events", "cards", "queues", "depth", "sweep"} <= asked
+    for step in asked:
+        assert getattr(MemoryBroker, step) is not getattr(Broker, step), step
+
+
+async def test_the_example_of_the_page() -> None:
+    page = Path(__file__).parents[2] / "docs" / "testing.md"
+    (example,) = re.findall(r"^```python\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(example, names)
+    await names["test_a_summary"]()
 
 
 # --- rules

@@ -186,6 +186,19 @@ async def test_a_ticket_is_good_for_the_answer_more_than_once(stage: Stage, flee
     assert status.ended_at_ms == first.ended_at_ms
 
 
+async def test_a_reader_comes_back_to_where_he_left(stage: Stage, fleet: Client) -> None:
+    stage.on("hello", "wor", "ld", NEVER)
+    ticket = await fleet.submit(HELLO, stream=True)
+    async with fleet.attach(ticket.id) as tokens:
+        assert (await anext(tokens)).text == "wor"
+        place = str(tokens.place)
+    async with fleet.attach(ticket.id, after=place) as tokens:
+        assert (await anext(tokens)).text == "ld"
+        await fleet.cancel(ticket.id)
+        with pytest.raises(Cancelled):
+            await anext(tokens)
+
+
 async def test_a_key_stands_for_one_request(stage: Stage, fleet: Client) -> None:
     stage.on("hello", "wor", "ld")
     first = await fleet.submit(HELLO, idempotency_key="k")

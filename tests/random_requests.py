@@ -83,6 +83,7 @@ class RandomRequests:
             "top_k": (0.3, lambda: source.choice([1, 2, 10, 50, 2000])),
             "top_p": (0.3, lambda: source.choice([0.0, 0.3, 0.9, 0.99, 1.0])),
             "min_p": (0.2, lambda: source.choice([0.02, 0.3, 1.0])),
+            "typical_p": (0.2, lambda: source.choice([0.1, 0.7, 1.0])),
             "repetition_penalty": (0.25, lambda: source.choice([0.8, 1.1, 1.5])),
             "presence_penalty": (0.2, lambda: source.choice([-0.5, 0.6])),
             "frequency_penalty": (0.2, lambda: source.choice([-0.2, 0.4])),

@@ -56,8 +56,11 @@ def sampled(found: Sampled | StreamfleetError) -> Sampled:
     return found
 
 
-def kept(logits: Sequence[float], sampling: Sampling) -> dict[int, float]:
-    """The tokens to draw from, in the order of ids, and their probabilities: plain sums in float64."""
+def kept(logits: Sequence[float], sampling: Sampling, slack: float = 0.0) -> dict[int, float]:
+    """The tokens to draw from, in the order of ids, and their probabilities: plain sums in float64.
+
+    A token is as typical as another if it is farther from the expected surprise by no more than the slack.
+    """
     best = max(logits)
     weights = [math.exp((logit - best) / sampling.temperature) for logit in logits]
     order = sorted(range(len(logits)), key=lambda token_id: (-logits[token_id], token_id))
@@ -70,8 +73,23 @@ def kept(logits: Sequence[float], sampling: Sampling) -> dict[int, float]:
         while count < len(order) and math.fsum(weights[i] for i in order[:count]) < full * (1 - 1e-6):
             count += 1
         order = order[:count]
+    if sampling.typical_p < 1:
+        order = _typical({token_id: weights[token_id] for token_id in order}, sampling.typical_p, slack)
     total = math.fsum(weights[token_id] for token_id in order)
     return {token_id: weights[token_id] / total for token_id in sorted(order)}
+
+
+def _typical(weights: dict[int, float], typical_p: float, slack: float) -> list[int]:
+    total = math.fsum(weights.values())
+    surprises = {token_id: -math.log(weight / total) for token_id, weight in weights.items() if weight}
+    expected = math.fsum(weights[token_id] / total * surprise for token_id, surprise in surprises.items())
+    order = sorted(surprises, key=lambda token_id: abs(surprises[token_id] - expected))
+    full = typical_p * (1 - 1e-6) * total
+    count = 1
+    while count < len(order) and math.fsum(weights[token_id] for token_id in order[:count]) < full:
+        count += 1
+    last = abs(surprises[order[count - 1]] - expected)
+    return [token_id for token_id in order if abs(surprises[token_id] - expected) <= last + slack]
 
 
 def drawn(shares: dict[int, float], start: float, stop: float) -> set[int]:

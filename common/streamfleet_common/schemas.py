@@ -109,8 +109,8 @@ class Sampling(Message):
 
     The order is: `logit_bias`, `repetition_penalty`, the two other penalties, `bad_words`, the end tokens
     while `min_tokens` is not reached, the guide. Then comes the likeliest token, of equals the one of lowest
-    id; or `temperature`, `min_p`, `top_k`, and `top_p` of what these leave, and the draw. Log-probabilities
-    are those of the model, before all of it.
+    id; or `temperature`, `min_p`, `top_k`, `top_p` of what these leave, `typical_p` of what that leaves, and
+    the draw. Log-probabilities are those of the model, before all of it.
     """
 
     temperature: float = Field(default=0.0, ge=0.0, le=100.0)
@@ -121,6 +121,9 @@ class Sampling(Message):
     """Draw from the smallest set of likeliest tokens whose probabilities reach `top_p`; 1 draws from all."""
     min_p: float = Field(default=0.0, ge=0.0, le=1.0)
     """Draw from tokens at least this many times as likely as the likeliest; 0 draws from all."""
+    typical_p: float = Field(default=1.0, gt=0.0, le=1.0)
+    """Draw from the tokens whose surprise is nearest to the expected one, until their probabilities reach
+    `typical_p`; 1 draws from all."""
     repetition_penalty: float = Field(default=1.0, gt=0.0, le=10.0)
     """Logits of tokens of the prompt and the answer are divided by it if positive, else multiplied."""
     presence_penalty: float = Field(default=0.0, ge=-10.0, le=10.0)

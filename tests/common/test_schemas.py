@@ -118,6 +118,7 @@ BOUNDS: list[tuple[type[Message], dict[str, Any], str, list[Any], list[Any]]] = 
     (Sampling, {}, "top_k", [0, 1_000_000], [-1, 1_000_001]),
     (Sampling, {}, "top_p", [0.0, 1.0], [-0.001, 1.001, math.nan]),
     (Sampling, {}, "min_p", [0.0, 1.0], [-0.001, 1.001, math.nan]),
+    (Sampling, {}, "typical_p", [1e-9, 0.5, 1.0], [0.0, -0.001, 1.001, math.nan]),
     (Sampling, {}, "repetition_penalty", [1e-9, 1, 10.0], [0.0, -1.0, 10.001, math.nan, math.inf]),
     (Sampling, {}, "presence_penalty", [-10.0, 0.0, 10.0], [-10.001, 10.001, math.nan]),
     (Sampling, {}, "frequency_penalty", [-10.0, 0.0, 10.0], [-10.001, 10.001, math.nan]),

@@ -11,6 +11,7 @@ SAMPLING = {
     "top_k": 5,
     "top_p": 0.5,
     "min_p": 0.25,
+    "typical_p": 0.75,
     "repetition_penalty": 1.5,
     "presence_penalty": -0.5,
     "frequency_penalty": 0.5,

@@ -94,6 +94,7 @@ Temperature = Annotated[float, _draw("0, if not given: the likeliest token, alwa
 TopK = Annotated[int, _draw("From the k likeliest tokens.")]
 TopP = Annotated[float, _draw("From the likeliest that reach this probability.")]
 MinP = Annotated[float, _draw("From those this much as likely as the likeliest.")]
+TypicalP = Annotated[float, _draw("From the most typical that reach this probability.")]
 RepetitionPenalty = Annotated[float, _draw("Above 1: less of what prompt and answer hold.")]
 PresencePenalty = Annotated[float, _draw("Above 0: less of what the answer holds.")]
 FrequencyPenalty = Annotated[float, _draw("The same, times how often it holds it.")]
@@ -136,6 +137,7 @@ def request(
     top_k: TopK = 0,
     top_p: TopP = 1.0,
     min_p: MinP = 0.0,
+    typical_p: TypicalP = 1.0,
     repetition_penalty: RepetitionPenalty = 1.0,
     presence_penalty: PresencePenalty = 0.0,
     frequency_penalty: FrequencyPenalty = 0.0,
@@ -170,6 +172,7 @@ def request(
             top_k=top_k,
             top_p=top_p,
             min_p=min_p,
+            typical_p=typical_p,
             repetition_penalty=repetition_penalty,
             presence_penalty=presence_penalty,
             frequency_penalty=frequency_penalty,

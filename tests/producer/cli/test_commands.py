@@ -265,6 +265,7 @@ def test_every_option_reaches_the_worker(tiny: Call, redis_url: str, tmp_path: P
         *("submit", "hello", "--raw", "--max-tokens", "9", "-n", "3", "--stop", "."),
         *("--truncate", "7", "--echo", "--logprobs", "--top-logprobs", "4"),
         *("--temperature", "0.5", "--top-k", "6", "--top-p", "0.75", "--min-p", "0.125", "--seed", "8"),
+        *("--typical-p", "0.875"),
         *("--repetition-penalty", "1.5", "--presence-penalty", "0.25", "--frequency-penalty", "-0.25"),
         *(("--json-schema", str(schema)) if guided else ("--ignore-eos", "--min-tokens", "2")),
     )
@@ -292,6 +293,7 @@ def test_every_option_reaches_the_worker(tiny: Call, redis_url: str, tmp_path: P
             top_k=6,
             top_p=0.75,
             min_p=0.125,
+            typical_p=0.875,
             seed=8,
             repetition_penalty=1.5,
             presence_penalty=0.25,

@@ -35,6 +35,7 @@ def hf(**sampling: Any) -> LogitsProcessorList:
         "min_p": processors.MinPLogitsWarper,
         "top_k": processors.TopKLogitsWarper,
         "top_p": processors.TopPLogitsWarper,
+        "typical_p": processors.TypicalLogitsWarper,
     }
     return LogitsProcessorList([build(sampling[name]) for name, build in make.items() if name in sampling])
 
@@ -99,6 +100,7 @@ def deviation(found: Counter[Pair], expected: dict[Pair, float]) -> float:
         {"temperature": 0.4, "top_p": 0.7},
         {"temperature": 0.3, "min_p": 0.15},
         {"temperature": 0.5, "min_p": 0.05, "top_k": 60, "top_p": 0.8},
+        {"temperature": 0.4, "typical_p": 0.6},
         {"temperature": 0.2, "repetition_penalty": 1.8},
         {"temperature": 0.3, "top_k": 40, "logit_bias": {467: -2.0, 9: 3.0, 70: 2.5}},
     ],

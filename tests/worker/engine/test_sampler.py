@@ -22,6 +22,8 @@ DRAWS = [
     Sampling(temperature=3.0, top_p=0.99),
     Sampling(temperature=1.2, min_p=0.2),
     Sampling(temperature=1.2, top_k=50, top_p=0.9, min_p=0.01),
+    Sampling(temperature=1.2, typical_p=0.8),
+    Sampling(temperature=1.2, top_k=50, typical_p=0.5),
 ]
 
 
@@ -69,6 +71,7 @@ def requests() -> st.SearchStrategy[dict[str, Any]]:
         top_k=st.sampled_from([0, 0, 1, 5, 64, 1000]),
         top_p=st.sampled_from([1.0, 1.0, 0.9, 0.5, 0.0]),
         min_p=st.sampled_from([0.0, 0.0, 0.1]),
+        typical_p=st.sampled_from([1.0, 1.0, 0.7, 0.1]),
         repetition_penalty=st.sampled_from([1.0, 1.0, 1.3, 0.7]),
         presence_penalty=st.sampled_from([0.0, 0.0, 0.5]),
         frequency_penalty=st.sampled_from([0.0, 0.0, 1.05]),

@@ -12,6 +12,7 @@ from transformers.generation.logits_process import (
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
+    TypicalLogitsWarper,
 )
 
 from sampler_rows import drawn, kept, named, row, sampled, tokens
@@ -36,6 +37,12 @@ CUTS = [
     Sampling(temperature=1.0, top_k=1),
     Sampling(temperature=1.0, min_p=1.0),
     Sampling(temperature=1.0, top_k=1_000_000),
+    Sampling(temperature=2.0, typical_p=0.6),
+    Sampling(temperature=1.0, typical_p=0.2),
+    Sampling(temperature=1.0, typical_p=1e-9),
+    Sampling(temperature=1.0, top_p=0.9, typical_p=0.7),
+    Sampling(temperature=2.0, top_k=30, typical_p=0.9),
+    Sampling(temperature=3.0, min_p=0.05, top_k=280, top_p=0.9, typical_p=0.5),
 ]
 
 
@@ -55,6 +62,8 @@ def theirs(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
         scores = torch.where(
             TopPLogitsWarper(sampling.top_p)(None, scores - traces).isneginf(), -math.inf, scores
         )
+    if sampling.typical_p < 1:
+        scores = TypicalLogitsWarper(sampling.typical_p)(None, scores)
     return torch.softmax(scores[0], dim=-1)
 
 
@@ -85,7 +94,7 @@ def test_support_and_shares_are_those_of_transformers(
     assert (found - expected * count).abs().max() <= 1
 
 
-@pytest.mark.parametrize("sampling", CUTS[1:12:2], ids=named)
+@pytest.mark.parametrize("sampling", [*CUTS[1:12:2], *CUTS[15::3]], ids=named)
 def test_frequencies_over_seeds_and_places_are_those_of_transformers(sampling: Sampling) -> None:
     logits = torch.randn(200, generator=torch.Generator().manual_seed(3)) * 2
     expected, count = theirs(logits, sampling), 4000
@@ -109,6 +118,7 @@ def test_frequencies_over_seeds_and_places_are_those_of_transformers(sampling: S
     top_k=st.one_of(st.just(0), st.integers(1, 450)),
     top_p=st.one_of(st.just(1.0), st.floats(0, 1)),
     min_p=st.one_of(st.just(0.0), st.floats(0, 1)),
+    typical_p=st.one_of(st.just(1.0), st.floats(0, 1, exclude_min=True)),
     number=st.floats(0, 1, exclude_max=True),
 )
 def test_a_draw_is_the_inverse_of_plain_sums(
@@ -121,18 +131,19 @@ def test_a_draw_is_the_inverse_of_plain_sums(
     top_k: int,
     top_p: float,
     min_p: float,
+    typical_p: float,
     number: float,
 ) -> None:
     logits = torch.randn(1, vocab, generator=torch.Generator().manual_seed(seed)) * scale
     if steps:
         logits = (logits * steps).round() / steps
-    sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+    sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, typical_p=typical_p)
     # Near a limit float32 may decide otherwise than float64: any token that one of these leaves room for.
     allowed = set()
     for shift in (-1e-5, 0.0, 1e-5):
-        near = {"top_p": top_p, "min_p": min_p}
+        near = {"top_p": top_p, "min_p": min_p, "typical_p": typical_p}
         near = {name: min(1.0, max(0.0, value + shift * (0 < value < 1))) for name, value in near.items()}
-        shares = kept(logits[0].tolist(), sampling.model_copy(update=near))
+        shares = kept(logits[0].tolist(), sampling.model_copy(update=near), shift)
         allowed |= drawn(shares, number - 1e-5, number + 1e-5)
     draws = Draws(Blocks(logits), [Draw(0, sampling, number)], vocab)
     found, unsure = draws.likely()

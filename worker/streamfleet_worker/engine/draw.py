@@ -1,8 +1,9 @@
-"""Random draws of tokens: temperature, `min_p`, `top_k`, `top_p`, inverse of the cumulative distribution.
+"""Random draws of tokens: temperature, the cuts, inverse of the cumulative distribution.
 
 A draw is a function of its own logits, parameters and number alone, to the bit on a CPU: no step of it sees
-how many rows there are. Equals are treated as transformers does: `top_k` keeps all that equal the k-th;
-`top_p` keeps as many as it needs, here those of lower id first.
+how many rows there are. Equals are treated as transformers does: `top_k` keeps all that equal the k-th, and
+`typical_p` all that are as typical as the last; `top_p` keeps as many as it needs, here those of lower id
+first.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from streamfleet_worker.engine.blocks import BLOCK, moved
+from streamfleet_worker.engine.typical import cut_to_typical, typical
 
 if TYPE_CHECKING:
     from streamfleet_common.schemas import Sampling
@@ -58,13 +60,13 @@ class Draw:
     """In [0, 1): where in the cumulative distribution the token lies."""
 
     def kind(self, vocab_size: int) -> int:
-        """0: cut by nothing, 1: by `top_p` alone, 2: by `top_k` or `min_p`, 3: by a large `top_k`."""
+        """0: cut by nothing, 1: not by `top_k` or `min_p`, 2: by one of these, 3: by a large `top_k`."""
         cuts = self.sampling
         if 0 < cuts.top_k < vocab_size:
             return 2 if cuts.top_k < _LIKELIEST else 3
         if cuts.min_p > 0:
             return 2
-        return 1 if cuts.top_p < 1 else 0
+        return 1 if cuts.top_p < 1 or cuts.typical_p < 1 else 0
 
 
 class Draws:
@@ -89,7 +91,9 @@ class Draws:
         self.rows = [draw.row for draw in self._draws]
         """Their rows, in the order in which `likely` gives tokens."""
         table = torch.tensor([self._numbers(draw) for draw in self._draws], dtype=torch.float64)
-        rows, temperature, u, top_k, top_p, min_p = moved(table, blocks.values.device)[:, :, None].unbind(1)
+        columns = moved(table, blocks.values.device)[:, :, None].unbind(1)
+        rows, temperature, u, top_k, top_p, min_p, self._typical_p = columns
+        self._is_typical = any(draw.sampling.typical_p < 1 for draw in self._draws)
         self._rows = rows[:, 0].long()
         # One that is taken for 0 would make 0 / 0 of the best.
         self._temperature = temperature.clamp(min=torch.finfo(torch.float32).tiny)
@@ -99,7 +103,7 @@ class Draws:
     def _numbers(self, draw: Draw) -> tuple[float, ...]:
         cuts = draw.sampling
         top_k = cuts.top_k if 0 < cuts.top_k < self._vocab_size else self._vocab_size
-        return draw.row, cuts.temperature, draw.number, top_k, cuts.top_p, cuts.min_p
+        return draw.row, cuts.temperature, draw.number, top_k, cuts.top_p, cuts.min_p, cuts.typical_p
 
     def likely(self) -> tuple[torch.Tensor, torch.Tensor]:
         """The tokens, as far as the likeliest tokens hold all that a cut leaves.
@@ -163,6 +167,8 @@ class Draws:
             own.masked_fill_(own < draw.sampling.min_p * own.max(), 0)
         if draw.sampling.top_p < 1:
             _cut_to_nucleus(own, logits, self._top_p[place])
+        if draw.sampling.typical_p < 1:
+            cut_to_typical(own, draw.sampling.typical_p)
         return self._pick(which, probabilities)
 
     def _draw_sorted(self, which: torch.Tensor) -> torch.Tensor:
@@ -227,6 +233,8 @@ class Draws:
         above, level = values > edge, values == edge
         room = count - above.sum(dim=-1, keepdim=True)
         weights *= above | (level & (level.cumsum(dim=-1) <= room))
+        if self._is_typical:
+            weights *= typical(weights, self._typical_p[which])
         place, _ = _inverse(weights, self._u[which])
         return ids.gather(1, place)[:, 0].clamp_(max=self._vocab_size - 1), whole, edge
 

@@ -12,19 +12,30 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from streamfleet_common.errors import RequestNotFound
-from streamfleet_producer.gateway import fleet_state, health, openai_routes, pages, requests, tgi
+from streamfleet_producer.gateway import (
+    fleet_state,
+    handlers,
+    health,
+    one_shot,
+    openai_routes,
+    pages,
+    requests,
+    tgi,
+)
 from streamfleet_producer.gateway.dialects import OPENAI, json_response
 from streamfleet_producer.gateway.operation import Application, Operation
 from streamfleet_producer.gateway.services import Services
 from streamfleet_producer.gateway.settings import GatewaySettings
 
 OPERATIONS: tuple[Operation, ...] = (
+    *openai_routes.OPERATIONS,  # first: it is where most requests go
     *pages.OPERATIONS,
     *health.OPERATIONS,
     *fleet_state.OPERATIONS,
     *requests.OPERATIONS,
+    *one_shot.OPERATIONS,
+    *handlers.OPERATIONS,
     *tgi.OPERATIONS,
-    *openai_routes.OPERATIONS,
 )
 """Each module of routes brings its own."""
 

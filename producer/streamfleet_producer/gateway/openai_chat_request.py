@@ -18,6 +18,18 @@ from streamfleet_producer.gateway.openai_generation import (
 )
 from streamfleet_producer.gateway.openai_schemas import Call, ChatBody, ToolChoice, Turn
 
+_REFUSED = {
+    "audio",
+    "functions",
+    "function_call",
+    "moderation",
+    "web_search_options",
+    "modalities",
+    "reasoning_effort",
+    "verbosity",
+}
+"""Unless they ask for what happens anyway."""
+
 
 @dataclass(frozen=True, slots=True)
 class ChatWish:
@@ -27,8 +39,6 @@ class ChatWish:
     logprobs: bool
     tools: tuple[Tool, ...] = field(default=())
     """What the answers may call; none if their text is content, whatever it looks like."""
-    is_forced: bool = False
-    """They can be nothing but a call."""
     one_call: bool = False
     """No more than one call is to be told."""
 
@@ -50,7 +60,6 @@ def chat(body: ChatBody, model: str | None) -> ChatWish:
     if choice == "none":
         tools = ()
     form = guide(body, body.response_format)
-    is_forced = bool(tools) and choice != "auto"
     if tools and form is not None:
         raise Unsupported(
             "response_format: an answer of a given form cannot call a tool as well: "
@@ -58,7 +67,7 @@ def chat(body: ChatBody, model: str | None) -> ChatWish:
             feature="response_format with tools",
             problems=["response_format: not supported together with tools"],
         )
-    if is_forced:
+    if tools and choice != "auto":
         form = forced_call(tools, None if choice == "required" else _called(choice))
     wanted = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     request = generate_request(
@@ -73,10 +82,12 @@ def chat(body: ChatBody, model: str | None) -> ChatWish:
             "top_logprobs": body.top_logprobs or 0,
         }
     )
-    return ChatWish(request, bool(body.logprobs), tools, is_forced, body.parallel_tool_calls is False)
+    return ChatWish(request, bool(body.logprobs), tools, body.parallel_tool_calls is False)
 
 
 def _refuse_unsupported(body: ChatBody) -> None:
+    if body.model_fields_set.isdisjoint(_REFUSED):
+        return
     asked = {
         "audio": body.audio,
         "functions": body.functions,

@@ -10,6 +10,26 @@ from streamfleet_producer.gateway.openai_schemas import GenerationBody, Response
 
 _OURS = {"sampling.": "", "truncate": "truncate_prompt_tokens", "prompt_token_ids": "prompt"}
 """How our fields are called there, where that differs."""
+_OURS_BY_THEIRS = {
+    "stop": "stop",
+    "include_stop_str_in_output": "include_stop",
+    "stop_token_ids": "stop_token_ids",
+    "min_tokens": "min_tokens",
+    "ignore_eos": "ignore_eos",
+    "skip_special_tokens": "skip_special_tokens",
+    "truncate_prompt_tokens": "truncate",
+}
+_DRAWN = {
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "bad_words",
+}
+_FORMS = {"guided_json", "guided_regex", "guided_choice", "structured_outputs", "response_format"}
 
 
 def generation_fields(body: GenerationBody, model: str | None) -> dict[str, Any]:
@@ -18,36 +38,29 @@ def generation_fields(body: GenerationBody, model: str | None) -> dict[str, Any]
     Raises:
         InvalidRequest: a token id of `logit_bias` is none.
     """
-    stop = body.stop or ()
-    return {
-        "model": model,
-        "sampling": _sampling(body),
-        "stop": (stop,) if isinstance(stop, str) else stop,
-        "include_stop": bool(body.include_stop_str_in_output),
-        "stop_token_ids": body.stop_token_ids or (),
-        "min_tokens": body.min_tokens or 0,
-        "ignore_eos": bool(body.ignore_eos),
-        "skip_special_tokens": body.skip_special_tokens is not False,
-        "truncate": body.truncate_prompt_tokens,
-    }
+    # Most bodies say little, and what is not said costs nothing.
+    said = body.model_fields_set
+    fields: dict[str, Any] = {"model": model, "sampling": _sampling(body)}
+    for name in said & _OURS_BY_THEIRS.keys():
+        value = getattr(body, name)
+        if value is not None:
+            fields[_OURS_BY_THEIRS[name]] = (value,) if isinstance(value, str) else value
+    return fields
 
 
 def _sampling(body: GenerationBody) -> Sampling:
-    bias = body.logit_bias or {}
+    said = body.model_fields_set
+    wish: dict[str, Any] = {name: getattr(body, name) for name in said & _DRAWN}
+    wish = {name: value for name, value in wish.items() if value is not None}
     # OpenAI's defaults, which draw; ours would be greedy.
-    return Sampling(
-        temperature=1.0 if body.temperature is None else body.temperature,
-        top_p=1.0 if body.top_p is None else body.top_p,
-        top_k=max(0, body.top_k or 0),
-        min_p=body.min_p or 0.0,
-        repetition_penalty=1.0 if body.repetition_penalty is None else body.repetition_penalty,
-        presence_penalty=body.presence_penalty or 0.0,
-        frequency_penalty=body.frequency_penalty or 0.0,
-        logit_bias=[(_token_id(token), added) for token, added in bias.items()],
-        bad_words=body.bad_words or (),
-        # Theirs may be negative.
-        seed=None if body.seed is None else body.seed % 2**63,
-    )
+    wish.setdefault("temperature", 1.0)
+    if wish.get("top_k") == -1:
+        wish["top_k"] = 0
+    if body.logit_bias is not None:
+        wish["logit_bias"] = [(_token_id(token), added) for token, added in body.logit_bias.items()]
+    if body.seed is not None:
+        wish["seed"] = body.seed % 2**63  # theirs may be negative
+    return Sampling(**wish)
 
 
 def _token_id(text: str) -> int:
@@ -63,6 +76,8 @@ def guide(body: GenerationBody, response_format: ResponseFormat | None = None) -
     Raises:
         InvalidRequest: several do, or it is not valid.
     """
+    if body.model_fields_set.isdisjoint(_FORMS):
+        return None
     form = body.structured_outputs
     wishes: list[tuple[str, dict[str, Any]]] = [
         ("guided_json", {"json_schema": body.guided_json}),

@@ -91,6 +91,10 @@ async def opened(
         client.stream(request, idempotency_key=one, **options)
         for request, one in zip(requests, keys_of(key, len(requests)), strict=True)
     ]
+    if len(streams) == 1:
+        async with streams[0]:
+            yield streams
+        return
     async with AsyncExitStack() as stack:
         entering = [asyncio.ensure_future(stack.enter_async_context(stream)) for stream in streams[1:]]
         try:

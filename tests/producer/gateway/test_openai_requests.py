@@ -48,7 +48,7 @@ def test_a_bare_chat_draws_and_takes_all_the_room_that_there_is() -> None:
         max_tokens="fit",
         sampling=Sampling(temperature=1.0),
     )
-    assert (wish.logprobs, wish.tools, wish.is_forced, wish.one_call) == (False, (), False, False)
+    assert (wish.logprobs, wish.tools, wish.one_call) == (False, (), False)
 
 
 def test_null_is_as_good_as_nothing() -> None:
@@ -213,14 +213,14 @@ def test_the_newer_name_of_the_longest_answer_counts() -> None:
 def test_tools_are_shown_to_the_model_unless_none_may_be_called() -> None:
     tool = Tool(name="weather", description="It.", parameters={"type": "object"})
     wish = chatted(tools=[WEATHER], parallel_tool_calls=False)
-    assert (wish.request.tools, wish.tools, wish.is_forced, wish.one_call) == ((tool,), (tool,), False, True)
+    assert (wish.request.tools, wish.tools, wish.one_call) == ((tool,), (tool,), True)
     assert wish.request.guide is None
     wish = chatted(tools=[WEATHER], tool_choice="none")
     assert (wish.request.tools, wish.tools) == ((), ())
     named = {"type": "function", "function": {"name": "weather"}}
     for choice in ("required", named):
         wish = chatted(tools=[WEATHER], tool_choice=choice)
-        assert (wish.request.tools, wish.is_forced) == ((tool,), True)
+        assert (wish.request.tools, wish.tools) == ((tool,), (tool,))
         assert wish.request.guide == forced_call([tool])
 
 

@@ -366,6 +366,15 @@ class Fleet(Checked):
         for count in counts:
             self.take(OWNERS[0], STREAMS[:6], count)
 
+    @rule(tenant=st.sampled_from(TENANTS))
+    def spend(self, tenant: str) -> None:
+        """A tenant comes to the end of its tokens for the day."""
+        self.share({EVERYBODY: Share(0, 0, 600)})
+        for _ in range(3):
+            self.submit_all([submission(tenant=tenant), submission(tenant=tenant)])
+            self.take(OWNERS[0], STREAMS[:6], 6)
+            self.finish([(0, "", "done"), (1, "", "done")], False)
+
     # --- what happens from outside
 
     @rule(stream=st.sampled_from(STREAMS[:6]), fields=st.sampled_from([{"x": "y"}, {"r": "no rid"}]))

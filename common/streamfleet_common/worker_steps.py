@@ -223,7 +223,7 @@ class WorkerSteps(Steps):
             letter = STATE_LETTERS[end.state]
             if finish.retry:
                 letter = "T" if finish.retry_after_ms is None else f"T{finish.retry_after_ms}"
-            spent = f"{end.usage.prompt_tokens}|{end.usage.completion_tokens}" if end.usage else ""
+            spent = f"{end.usage.prompt_tokens}|{end.usage.completion_tokens}"
             items.append((delivery.entry.rid, delivery.fence, letter, body, spent))
         replies = await self._calls.script_in_batches("finish", [], items, client=self._connections.leases)
         return [reply in (b"ok", b"again") for reply in replies]

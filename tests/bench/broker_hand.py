@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
@@ -107,7 +107,7 @@ class BrokerHand:
     async def prepare(self) -> None:
         """Make the queue's groups."""
         if self._sub_lanes > 1:
-            numbers = {"sub_lanes": self._sub_lanes, "sub_lanes_top": self._sub_lanes}
+            numbers: Mapping[Any, Any] = {"sub_lanes": self._sub_lanes, "sub_lanes_top": self._sub_lanes}
             await self.redis.hset(self._broker.keys.control, mapping=numbers)
         await self._broker.create_groups()
 

@@ -217,20 +217,21 @@ async def test_every_end_gives_back_what_it_counted_for(
     broker: Broker, raw: Any, way: str, sub_lanes: int
 ) -> None:
     await broker.announce(card("w9", max_queue_depth=100), sub_lanes=sub_lanes)
+    deliveries: list[Delivery] = []
     if way == "expire late":
         await broker.submit([submission(rid=RID, tenant="acme", deadline_ms=1)])
         entries = await take_all(broker)
         while (await broker.start("w1", entries, START)) != ["expired"]:
             pass
     else:
-        (delivery,) = await begin(broker, submission(rid=RID, tenant="acme"))
+        deliveries = await begin(broker, submission(rid=RID, tenant="acme"))
     await broker.submit([submission(rid=OTHER, tenant="acme"), *of("beta", 2)])
     key = broker.keys.stream("normal", 3 if sub_lanes > 1 else 0)
     if way == "finish":
-        await broker.finish([finish(delivery)] * 2)
-        await broker.finish([finish(delivery)])
+        await broker.finish([finish(one) for one in deliveries * 2])
+        await broker.finish([finish(one) for one in deliveries])
     elif way == "fail":
-        await broker.finish([finish(delivery, End(state="failed"))])
+        await broker.finish([finish(one, End(state="failed")) for one in deliveries])
     elif way == "cancel":
         await broker.cancel([RID, RID], "acme")
     elif way == "expire":
@@ -238,9 +239,10 @@ async def test_every_end_gives_back_what_it_counted_for(
         await broker.sweep()
         await broker.sweep()
     elif way == "lost payload":
-        raw.xdel(key, delivery.entry.eid)
+        eid = deliveries[0].entry.eid
+        raw.xdel(key, eid)
         record = raw.get(f"{T}:r:{RID}")
-        raw.set(f"{T}:r:{RID}", record.replace(delivery.entry.eid.encode(), b"1-1"))
+        raw.set(f"{T}:r:{RID}", record.replace(eid.encode(), b"1-1"))
         await sweep(broker, raw)
     elif way == "dead":
         for number in range(4):

@@ -80,12 +80,13 @@ class Batches:
         max_bytes: int = MAX_BYTES,
         expires_in_s: int = 0,
         files_kept_s: int = 0,
+        endpoint: str = "",
         metadata: Mapping[str, str] | None = None,
     ) -> Batch:
         """Hand a file in. `fleet_queue` answers it; `expires_in_s` is 0 for no end.
 
-        Output and errors are made, empty. `window`, `result_ttl_s`, `files_kept_s` and `metadata` are
-        explained at `Spec`.
+        Output and errors are made, empty. `window`, `result_ttl_s`, `files_kept_s`, `endpoint` and `metadata`
+        are explained at `Spec`.
 
         Raises:
             InvalidRequest: an argument, or the input as a whole: not there, empty, too many lines or bytes.
@@ -110,6 +111,7 @@ class Batches:
             max_bytes=max_bytes,
             expires_at=int(now) + expires_in_s if expires_in_s else 0,
             files_kept_s=files_kept_s,
+            endpoint=endpoint,
             metadata=dict(metadata or {}),
         )
         progress = Progress()

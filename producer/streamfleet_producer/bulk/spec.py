@@ -41,6 +41,8 @@ class Spec(Message):
     """Unix time at which what is not answered is given up; 0 for never."""
     files_kept_s: Annotated[int, Field(ge=0)] = 0
     """How long after its end output and errors are kept; 0 for ever. Seconds."""
+    endpoint: Annotated[str, Field(max_length=64)] = ""
+    """Where the caller said that its lines go, for `Batch`."""
     metadata: Annotated[dict[_Key, _Value], Field(max_length=MAX_PAIRS)] = Field(default_factory=dict)
     """The caller's own words, for `Batch`."""
 

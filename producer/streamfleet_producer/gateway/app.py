@@ -13,6 +13,8 @@ from starlette.routing import Route
 
 from streamfleet_common.errors import RequestNotFound
 from streamfleet_producer.gateway import (
+    batches,
+    files,
     fleet_state,
     handlers,
     health,
@@ -36,6 +38,8 @@ OPERATIONS: tuple[Operation, ...] = (
     *one_shot.OPERATIONS,
     *handlers.OPERATIONS,
     *tgi.OPERATIONS,
+    *files.OPERATIONS,
+    *batches.OPERATIONS,
 )
 """Each module of routes brings its own."""
 
@@ -48,7 +52,7 @@ def application(settings: GatewaySettings) -> Starlette:
         services = Services.of(settings)
         app.state.operations = OPERATIONS
         app.state.services = services
-        services.shares.start()
+        services.start()
         try:
             yield
         finally:

@@ -54,6 +54,11 @@ class Call(Generic[_B]):
         self._dialect = dialect
 
     @property
+    def receive(self) -> Receive:
+        """What brings the body, for an operation that reads its own."""
+        return self._receive
+
+    @property
     def idempotency_key(self) -> str | None:
         """The header `Idempotency-Key`: sent twice with the same one, a request runs once.
 

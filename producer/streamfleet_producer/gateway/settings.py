@@ -7,6 +7,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from streamfleet_common.message import QueueName
 from streamfleet_common.settings import FleetSettings
 
 
@@ -53,6 +54,8 @@ class GatewaySettings(FleetSettings):
     """After so long an uploaded file is deleted."""
     rq_url: str | None = None
     """The Redis of bulk jobs; the fleet's own if not said."""
+    rq_queue: QueueName = "streamfleet-bulk"
+    """RQ's queue of bulk jobs."""
     tokenizers: dict[str, Path] = Field(default_factory=dict)
     """By queue, the tokenizer.json of its model, as a JSON map: what is too long is then refused at once.
     Needs the extra `tokenizers`. Chat messages are counted by the worker alone, which has their template."""

@@ -85,8 +85,8 @@ def _tokens(request: Request, payload_bytes: int) -> int:
     if request.prompt_token_ids is not None:
         prompt = len(request.prompt_token_ids)
     else:
-        parts = (*(request.messages or ()), *request.tools)
-        prompt = _estimated(request.prompt or "", *(part.text for part in parts))
+        turns = (turn.text for turn in request.messages or ())
+        prompt = _estimated(request.prompt or "", *turns, *(tool.text for tool in request.tools))
     if request.truncate is not None:
         prompt = min(prompt, request.truncate)
     # "fit" takes what is left, and nobody here knows how much that is.

@@ -6,11 +6,16 @@ from typing import Any
 import jsonschema
 import pytest
 
+from guide_walk import walk
 from streamfleet_common.chat import Tool
 from streamfleet_common.errors import InvalidRequest
 from streamfleet_producer.gateway.forced_call import call_id, forced_call
 from streamfleet_producer.gateway.tool_calls import Call, ToolCallParser
+from streamfleet_worker.engine.guide_compiler import GuideCompiler
+from streamfleet_worker.engine.tokenizer import Tokenizer
+from tiny_model import VOCAB_SIZE, build_tokenizer
 
+END = 2
 CITY = {
     "type": "object",
     "properties": {"city": {"type": "string"}},
@@ -75,6 +80,20 @@ def test_nothing_else_fits(answer: Any) -> None:
     assert not fits(answer)
 
 
+@pytest.mark.parametrize("name", [None, "tree"])
+def test_a_model_that_knows_nothing_can_only_call(name: str | None) -> None:
+    pytest.importorskip("llguidance")
+    tokenizer = Tokenizer(build_tokenizer())
+    guide = GuideCompiler(tokenizer, VOCAB_SIZE, {END}).compile(forced_call(TOOLS, name))
+    for seed in range(5):
+        _, text = walk(guide, tokenizer, VOCAB_SIZE, {END}, seed)
+        parser = ToolCallParser(TOOLS)
+        (call,) = [*parser.feed(text), *parser.close()]
+        assert isinstance(call, Call)
+        assert name in (None, call.name)
+        assert fits({"name": call.name, "parameters": json.loads(call.arguments)}, name)
+
+
 def test_the_one_that_is_named_must_be_called() -> None:
     assert fits({"name": "now", "parameters": {}}, "now")
     assert not fits({"name": "weather", "parameters": {"city": "Bern"}}, "now")
@@ -90,7 +109,7 @@ def test_there_must_be_something_to_call() -> None:
 def test_too_much_for_a_guide_is_refused() -> None:
     large = {"type": "object", "description": "a" * 40_000}
     tools = [Tool(name=name, parameters=large) for name in "ab"]
-    assert forced_call(tools, "a")
+    forced_call(tools, "a")
     with pytest.raises(InvalidRequest, match="65536"):
         forced_call(tools)
 

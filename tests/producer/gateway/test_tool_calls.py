@@ -37,8 +37,8 @@ def read(*pieces: str) -> list[Part]:
     return told([*given, *parser.close()])
 
 
-BERN = ("weather", {"city": "Bern"})
-NOW = ("now", {})
+BERN: Part = ("weather", {"city": "Bern"})
+NOW: Part = ("now", {})
 AS_JSON = '{"name": "weather", "arguments": {"city": "Bern"}}'
 AS_LLAMA = '{"name": "weather", "parameters": {"city": "Bern"}}'
 

@@ -14,6 +14,7 @@ import pytest
 from gated_engine import GatedEngine
 from hand_worker import HandWorker, delta
 from hired import Hired
+from streamfleet_common import codec
 from streamfleet_common.errors import GenerationFailed
 from streamfleet_common.scripts import Script
 from streamfleet_producer import Client, Delta, GenerateRequest, StreamfleetError
@@ -214,12 +215,35 @@ async def test_cancel_and_status(worker: HandWorker, node: NodePeer, fleet: Clie
 async def test_what_is_left_and_joined(worker: HandWorker, node: NodePeer) -> None:
     submitted = await node.call("submit", {"prompt": "hello"}, {"stream": True})
     (work,) = await worker.take()
-    for place in range(1500):  # more than a page of the log
-        await worker.log(work, delta("x", place))
+    log = worker.broker.keys.log(work.rid)
+    async with worker.redis.pipeline(transaction=False) as pipe:
+        for place in range(1, 1501):  # more than a page of the log
+            frame = f"{work.delivery.epoch}-{place} ".encode() + codec.encode(delta("x", place))
+            pipe.xadd(log, {"f": frame}, id=f"{work.delivery.epoch}-{place}")
+        await pipe.execute()
+    work.seq = 1500
     await worker.finish(work, "x" * 1500)
     seen = [event async for event in node.read("attach", submitted["rid"])]
     assert (len(seen), texts_of(seen)) == (1502, "x" * 1500)
     assert seen[-1]["complete"]
+
+
+async def test_a_reader_comes_back_to_where_he_left(
+    worker: HandWorker, node: NodePeer, home: Path, redis_url: str
+) -> None:
+    rid = "00" + "5" * 32
+    first = node.read("stream", {"prompt": "hello"}, {"rid": rid})
+    (work,) = await worker.take()
+    await worker.emit(work, delta("ab"))
+    await worker.emit(work, delta("cd", 2))
+    seen = [await anext(first) for _ in range(2)]
+    assert (seen[1]["texts"], seen[1]["place"]) == (["a", "b"], "1-1")
+    async with node_peer(home, redis_url) as other:
+        later = other.read("attach", rid, "1-1")
+        assert (await anext(later))["texts"] == ["c", "d"]
+        await worker.finish(work, "abcd")
+        assert [event["type"] async for event in later] == ["end"]
+    assert texts_of([event async for event in first]) == "cd"
 
 
 async def test_refusals(worker: HandWorker, node: NodePeer, home: Path, redis_url: str) -> None:

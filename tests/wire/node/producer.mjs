@@ -68,7 +68,7 @@ export class Producer {
     return { rid, outcome };
   }
 
-  /** The events of a request, in order, once each. The last one is its end. */
+  /** The events of a request, in order, once each. The last one is its end. One reader for each request. */
   async *stream(request, options = {}) {
     const rid = options.rid ?? this.rid(options.key);
     yield* this.#listening(rid, async () => {
@@ -77,27 +77,27 @@ export class Producer {
     });
   }
 
-  /** The same of a request that was submitted before. */
-  async *attach(rid) {
-    yield* this.#listening(rid, async () => true);
+  /** The same of a request that was submitted before; behind a place (`epoch-seq`), where a reader has left. */
+  async *attach(rid, after = "0-0") {
+    yield* this.#listening(rid, async () => true, after.split("-").map(Number));
   }
 
-  async *#listening(rid, submit) {
+  async *#listening(rid, submit, after = [0, 0]) {
     const listener = new Listener(this.silenceMs);
     const channel = `${this.tag}:c:${this.tenant}:${rid}`;
     this.#listeners.set(channel, listener);
     await this.#ear.subscribe(channel); // confirmed before anything is submitted
     try {
       if (await submit()) listener.push(null);
-      yield* this.#inOrder(rid, listener);
+      yield* this.#inOrder(rid, listener, ...after);
     } finally {
       this.#listeners.delete(channel);
       await this.#ear.unsubscribe(channel);
     }
   }
 
-  async *#inOrder(rid, listener) {
-    let [epoch, seq, last] = [0, 0, null];
+  async *#inOrder(rid, listener, epoch, seq) {
+    let last = seq ? "shown" : null;
     for (;;) {
       const heard = await listener.next();
       const frame = heard && parse(heard);
@@ -118,7 +118,7 @@ export class Producer {
         // Another worker has begun anew: what was shown is void.
         if (its > epoch && last && last !== "start") yield { type: "restart", reason: "the worker was lost" };
         [epoch, seq, last] = [its, place, event.type];
-        yield event;
+        yield { ...event, place: `${epoch}-${seq}` };
       }
     }
   }

@@ -81,6 +81,13 @@ async def show_model(call: Call[None]) -> Response:
 
 
 OPERATIONS = (
-    Operation("GET", "/v1/models", list_models, "What is served.", "openai"),
-    Operation("GET", "/v1/models/{model:path}", show_model, "One model, or one queue.", "openai"),
+    Operation("GET", "/v1/models", list_models, "What is served.", "openai", answer_type="application/json"),
+    Operation(
+        "GET",
+        "/v1/models/{model:path}",
+        show_model,
+        "One model, or one queue.",
+        "openai",
+        answer_type="application/json",
+    ),
 )

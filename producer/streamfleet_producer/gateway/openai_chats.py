@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator
+from functools import partial
 
 from starlette.responses import Response
 from starlette.types import ASGIApp
@@ -62,7 +63,8 @@ async def _chunks(
                 tells_usage=tells_usage,
             )
             told = ChatTold(id, wish, chunks, names, tells_usage=tells_usage)
-            async for event in events_of(client, stream, is_served=bool(served.cards)):
+            position = partial(call.services.lines.position, served.queue, stream.id)
+            async for event in events_of(stream, position, is_served=bool(served.cards)):
                 if isinstance(event, Delta):
                     chunk = told.take(event)
                     if chunk:
@@ -80,6 +82,7 @@ OPERATIONS = (
         "Continue a chat, as OpenAI's chat completions.",
         "openai",
         body=ChatBody,
+        answer_type="application/json",
         streams=True,
     ),
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator
+from functools import partial
 
 from starlette.responses import Response
 from starlette.types import ASGIApp
@@ -62,7 +63,12 @@ async def _chunks(
             )
             told = CompletionTold(wish, chunks, names, tells_usage=tells_usage)
             sources = [
-                events_of(client, stream, with_prompt=wish.echoes, is_served=bool(served.cards))
+                events_of(
+                    stream,
+                    partial(call.services.lines.position, served.queue, stream.id),
+                    with_prompt=wish.echoes,
+                    is_served=bool(served.cards),
+                )
                 for stream in streams
             ]
             async for place, event in merged(sources):
@@ -80,6 +86,7 @@ OPERATIONS = (
         "Continue text, as OpenAI's completions.",
         "openai",
         body=CompletionBody,
+        answer_type="application/json",
         streams=True,
     ),
 )

@@ -76,5 +76,6 @@ OPERATIONS = (
         "Turn texts into vectors, as OpenAI's embeddings.",
         "openai",
         body=EmbeddingBody,
+        answer_type="application/json",
     ),
 )

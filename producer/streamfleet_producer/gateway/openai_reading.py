@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, TypeVar
 
-from streamfleet_common.errors import BrokerUnavailable, GenerationFailed, RequestNotFound
+from streamfleet_common.errors import GenerationFailed
 from streamfleet_common.schemas import Delta, GenerateRequest, Prefill, Restart
 from streamfleet_producer.client import Client
 from streamfleet_producer.gateway.openai_answers import Outcome
@@ -106,19 +106,22 @@ async def opened(
 
 
 async def events_of(
-    client: Client, tokens: TokenStream, *, with_prompt: bool = False, is_served: bool = True
+    tokens: TokenStream,
+    position: Callable[[], Awaitable[int | None]],
+    *,
+    with_prompt: bool = False,
+    is_served: bool = True,
 ) -> AsyncGenerator[Delta | Prefill | bytes]:
     """The deltas of one answer, and while it waits in the queue comments that say so.
 
     Args:
-        client: of the stream.
         tokens: the stream, entered.
+        position: its place in the queue; None once it has left that, or while nobody can tell.
         with_prompt: give the prompt's tokens, too.
         is_served: a worker lives that could take it.
     """
     read = _whole(tokens) if with_prompt else _deltas(tokens)
     pause_s = FIRST_NEWS_S if is_served else UNSERVED_NEWS_S
-    position = tokens.ticket.depth
     event: Delta | Prefill | None = None
     while True:
         clock = asyncio.timeout(pause_s)
@@ -129,11 +132,9 @@ async def events_of(
         except TimeoutError:
             if not clock.expired():
                 raise
-        position = await _position(client, tokens.id, position)
-        if not position:
-            event = await read()
-            break
-        yield b": queued position=%d\n\n" % position
+        place = await position()
+        if place is not None:
+            yield b": queued position=%d\n\n" % place
         pause_s = min(MOST_NEWS_S, max(FIRST_NEWS_S, 2 * pause_s))
     while event is not None:
         yield event
@@ -200,20 +201,6 @@ def _whole(tokens: TokenStream) -> Callable[[], Awaitable[Delta | Prefill | None
                 return event
 
     return read
-
-
-async def _position(client: Client, rid: str, at_most: int) -> int:
-    """The place of a request in its queue at most, since lanes are read by weight; 0 once it runs."""
-    try:
-        status = await client.status(rid)
-        if status.state != "queued":
-            return 0
-        queued = (await client.depth()).queued
-    except RequestNotFound:
-        return 0
-    except BrokerUnavailable:
-        return at_most or 1
-    return max(1, min(queued, at_most or queued))
 
 
 async def _ended(tasks: Sequence[asyncio.Future[Any]]) -> None:

@@ -125,6 +125,10 @@ class RqWorkers:
             process.wait()
         self._log.close()
 
+    def pids(self) -> list[int]:
+        """Those that run."""
+        return [process.pid for process in self._posts if process.poll() is None]
+
     def kill_busy(self, *, job_alone: bool) -> bool:
         """SIGKILL the worker that runs a job, or the job's own process; False if none does now."""
         for process in self._posts:

@@ -15,7 +15,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from rq import get_current_job
 
@@ -36,13 +36,12 @@ TOLD_EVERY_S = 0.5
 """How often progress is told, and a cancellation asked for."""
 SYNC_EVERY_S = 1.0
 ORPHAN_CHECK_S = 0.25
-LOCK_LIMIT_S = 30.0
-"""How long whoever writes the files now, an orphan of a killed worker say, may take to end."""
-LOCK_CHECK_S = 0.1
+LOCK_CHECK_S = 0.2
 TEMPFAIL = 75
 """The exit status of a run that shall be gone on with elsewhere."""
 
 _log = logging.getLogger("streamfleet.bulk")
+_T = TypeVar("_T")
 
 
 def run_batch(told: BulkSettings, fields: dict[str, Any]) -> str:
@@ -92,13 +91,13 @@ class _Run:
         self.progress = Progress.of(job.meta)
 
     async def to_end(self) -> None:
-        if self.progress.status in ("completed", "cancelled", "expired"):
-            return  # RQ brought it twice
-        spec = self._spec
-        _, output, errors = spec.paths
+        _, output, errors = self._spec.paths
         results = await self._opened(lambda: ResultFiles.open(output, errors))
         try:
-            await self._answer(results)
+            # Whoever had the files until now may have told more than this job knew when it was taken.
+            self.progress = Progress.of(await self._surely(self._job.get_meta))
+            if self.progress.status not in ("completed", "cancelled", "expired"):
+                await self._answer(results)
         finally:
             await asyncio.to_thread(results.close)
 
@@ -128,7 +127,7 @@ class _Run:
             async with self._watched(feeder, results):
                 await feeder.run(source.lines())
         self._count(results, 0)
-        if await self._is_cancelled():
+        if await self._surely(self._cancel_asked):
             self.progress.reach("cancelled", time.time())
         elif self._is_expired:
             self.progress.reach("expired", time.time())
@@ -204,14 +203,17 @@ class _Run:
         await feeder.expire()
 
     async def _opened(self, opening: Callable[[], ResultFiles]) -> ResultFiles:
-        """The files, once whoever else writes them has ended."""
-        until = time.monotonic() + LOCK_LIMIT_S
+        """The files, once whoever else writes them has ended.
+
+        That may be an orphan of a killed worker, which ends soon. Or one that was missed though it lives, as
+        after a pause, or a long time without Redis: it goes on to the end of the job.
+        """
         while True:
             try:
                 return await asyncio.to_thread(opening)
             except Conflict:
-                if time.monotonic() > until:
-                    raise
+                if os.getppid() != self._parent:
+                    os._exit(TEMPFAIL)
                 await asyncio.sleep(LOCK_CHECK_S)
 
     # --- what is told
@@ -232,22 +234,17 @@ class _Run:
             self._job.save_meta()  # type: ignore[no-untyped-call]
             self._told = meta
 
-    async def _tell_surely(self) -> None:
-        """Tell, however long Redis is away: what RQ notes of the job's end comes after it."""
-        while True:
-            try:
-                await asyncio.to_thread(self._told_once)
-            except AWAY:
-                await asyncio.sleep(TOLD_EVERY_S)
-            else:
-                return
-
     def _cancel_asked(self) -> bool:
         return bool(self._job.connection.exists(cancel_key(self._spec.id)))
 
-    async def _is_cancelled(self) -> bool:
+    async def _tell_surely(self) -> None:
+        # What RQ notes of the job's end comes after it.
+        await self._surely(self._told_once)
+
+    async def _surely(self, asked: Callable[[], _T]) -> _T:
+        """Ask the jobs' Redis, however long it is away."""
         while True:
             try:
-                return await asyncio.to_thread(self._cancel_asked)
+                return await asyncio.to_thread(asked)
             except AWAY:
                 await asyncio.sleep(TOLD_EVERY_S)

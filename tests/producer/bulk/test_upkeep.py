@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 from collections.abc import AsyncIterator, Iterator
@@ -16,6 +17,7 @@ from hired import submit
 from streamfleet_common.cards import Card, Limits
 from streamfleet_common.connections import Connections
 from streamfleet_common.errors import InvalidRequest, QueueFull
+from streamfleet_common.schemas import Choice
 from streamfleet_producer.bulk.batch import Progress
 from streamfleet_producer.bulk.batches import Batches
 from streamfleet_producer.bulk.connection import connect
@@ -169,3 +171,11 @@ def test_the_cron_does_not_pile_up_what_nobody_works_off(redis_url: str, raw: An
         "upkeep_trim-dead",
         "upkeep_warm-up-q",
     ]
+
+
+async def test_a_queue_is_asked_for_next_to_nothing(redis_url: str, hand: HandWorker, tmp_path: Path) -> None:
+    choice = Choice(text="x", token_ids=(1,), finish_reason="length")
+    async with hand.serving(lambda _: {"choices": (choice,)}) as asked:
+        assert await asyncio.to_thread(upkeep(redis_url, tmp_path).warm_up, "q") == 1
+    (request,) = asked
+    assert (request.kind, request.max_tokens) == ("generate", 1)

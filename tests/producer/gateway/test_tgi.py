@@ -157,7 +157,7 @@ async def test_details_tell_every_token(worker: HandWorker, http: httpx.AsyncCli
 async def test_the_best_is_the_likeliest_by_token_and_the_others_are_told(
     worker: HandWorker, http: httpx.AsyncClient
 ) -> None:
-    parameters = {"best_of": 3, "do_sample": True, "details": True}
+    parameters = {"best_of": 3, "do_sample": True, "details": True, "return_full_text": True}
     asked = asking(http, "/generate", parameters=parameters)
     (work,) = await worker.take()
     # Three likely tokens, one likelier, and two unlikely ones: on average -0.5, -0.5 and -1.125.
@@ -174,8 +174,8 @@ async def test_the_best_is_the_likeliest_by_token_and_the_others_are_told(
     others = details["best_of_sequences"]
     assert [details["seed"], *(other["seed"] for other in others)] == [5, 6, 7]
     assert [(other["generated_text"], other["finish_reason"]) for other in others] == [
-        ("d", "stop_sequence"),
-        ("ef", "length"),
+        ("Ind", "stop_sequence"),
+        ("Inef", "length"),
     ]
     assert [token["text"] for token in others[1]["tokens"]] == ["e", "f"]
 
@@ -288,7 +288,7 @@ async def test_a_stream_goes_on_where_a_lost_attempt_was_repeated(
 
 ERRORS: tuple[tuple[StreamfleetError, int, str, str], ...] = (
     (TooLong(prompt_tokens=5, max_tokens=300, limit=256), 422, "validation", "`max_new_tokens` of 300"),
-    (TooLong(prompt_tokens=500, max_tokens=1, limit=256), 422, "validation", "500 tokens"),
+    (TooLong(prompt_tokens=500, max_tokens=1, limit=256), 422, "validation", "below the limit of 256"),
     (Unsupported("no guides here", feature="guide"), 422, "validation", "no guides here"),
     (GenerationFailed("it broke"), 424, "generation", "it broke"),
     (IncompleteGeneration("cut"), 500, "incomplete_generation", "cut"),

@@ -1,6 +1,8 @@
 """HTTP as uvicorn speaks it, for clients that may mean harm: no endless head, and nobody who sends nothing.
 
-uvicorn's protocol keeps whatever head a client sends, and waits for the rest of it for ever.
+uvicorn's protocol keeps whatever head a client sends, and waits for the rest of it for ever, and for a client
+that takes nothing of its answer. When a connection is lost it tells the request that came last, though one
+before that may still be answered.
 """
 
 from __future__ import annotations
@@ -9,10 +11,13 @@ import asyncio
 import http
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn._types import ASGI3Application
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 SILENCE_S = 30.0
 """How long a client may take for a head, and between two parts of a body."""
+STALL_S = 60.0
+"""How long a client may take nothing of what is ready for it."""
 LOOK_S = 5.0
 
 
@@ -24,6 +29,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     max_header_bytes = 16_384
     silence_s = SILENCE_S
+    stall_s = STALL_S
     look_s = LOOK_S
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -33,6 +39,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._in_body = False
         self._since = 0.0
         """When the head that is awaited began, or the last part of a body came."""
+        self._stalled_since: float | None = None
+        self._answering: RequestResponseCycle | None = None
         self._looking: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -43,7 +51,23 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if self._looking is not None:
             self._looking.cancel()
+        cycle = self._answering
+        if cycle is not None and cycle is not self.cycle and not cycle.response_complete:
+            cycle.disconnected = True
+            cycle.message_event.set()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        self._stalled_since = self.loop.time()
+        super().pause_writing()
+
+    def resume_writing(self) -> None:
+        self._stalled_since = None
+        super().resume_writing()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._answering = cycle
+        super()._start_asgi_task(cycle, app)
 
     def data_received(self, data: bytes) -> None:
         if self._in_body:
@@ -79,7 +103,11 @@ class BoundedProtocol(HttpToolsProtocol):
         # What is awaited: a first head, the rest of one, or the rest of a body. Between two requests it is
         # uvicorn's own timeout that closes.
         awaited = self._in_body or self._head_bytes > 0 or self.cycle is None
-        if awaited and self.loop.time() - self._since >= self.silence_s:
+        now = self.loop.time()
+        if self._stalled_since is None and self.transport.is_closing():
+            self._stalled_since = now  # it is closed once its last bytes are taken, however few
+        is_stalled = self._stalled_since is not None and now - self._stalled_since >= self.stall_s
+        if is_stalled or (awaited and now - self._since >= self.silence_s):
             self.transport.abort()
             return
         self._looking = self.loop.call_later(self.look_s, self._look)

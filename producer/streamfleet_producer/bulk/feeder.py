@@ -12,7 +12,9 @@ from pydantic_core import from_json
 from streamfleet_common.errors import (
     BrokerUnavailable,
     Cancelled,
+    GenerationFailed,
     IncompleteGeneration,
+    InvalidRequest,
     QueueFull,
     StreamfleetError,
 )
@@ -27,7 +29,7 @@ from streamfleet_producer.bulk.line_errors import (
     DuplicateCustomId,
     LongLine,
 )
-from streamfleet_producer.bulk.result_files import ResultFiles
+from streamfleet_producer.bulk.result_files import ResultFiles, encoded
 from streamfleet_producer.client import Client
 from streamfleet_producer.intake import keyed_rid
 
@@ -144,7 +146,7 @@ class Feeder:
                 raise DuplicateCustomId("an earlier line has the same custom_id: give each line its own")
             if not is_new:
                 return None
-            asked = self._dialect.parse(fields)
+            asked = self._parsed(fields)
         except StreamfleetError as error:
             self._refuse_line(line, custom_id, error)
             return None
@@ -152,11 +154,20 @@ class Feeder:
         more = (f"{key}:{place}" for place in range(1, len(asked.requests)))
         return Item(custom_id, asked, (key, *more))
 
+    def _parsed(self, fields: dict[str, Any]) -> Asked:
+        try:
+            return self._dialect.parse(fields)
+        except StreamfleetError:
+            raise
+        except Exception as error:
+            raise InvalidRequest(f"the request cannot be read ({type(error).__name__})") from None
+
     def _refuse_line(self, line: Line, custom_id: str | None, error: StreamfleetError) -> None:
         if custom_id is not None:
-            self._results.refuse(self._dialect.refusal(custom_id, error))
+            self._results.refuse(encoded(self._dialect.refusal(custom_id, error)))
         elif self._results.answered.read(line_digest(line.number)):
-            self._results.refuse({**self._dialect.refusal(None, error), "line": line.number})
+            refusal = {**self._dialect.refusal(None, error), "line": line.number}
+            self._results.refuse(encoded(refusal))
 
     # --- requests
 
@@ -167,11 +178,17 @@ class Feeder:
             if outcome is None:
                 return
             if not isinstance(outcome, End):
-                self._results.refuse(self._dialect.refusal(item.custom_id, outcome))
+                self._results.refuse(encoded(self._dialect.refusal(item.custom_id, outcome)))
                 return
             ends.append(outcome)
         ids = [f"{self._fleet.queue}:{self._rid(key)}" for key in item.keys]
-        self._results.answer(item.asked.answer(item.custom_id, ids, ends))
+        try:
+            line = encoded(item.asked.answer(item.custom_id, ids, ends))
+        except Exception as error:
+            told = GenerationFailed(f"the answer cannot be told ({type(error).__name__})")
+            self._results.refuse(encoded(self._dialect.refusal(item.custom_id, told)))
+        else:
+            self._results.answer(line)
 
     def _rid(self, key: str) -> str:
         return keyed_rid(self._fleet.tenant.encode(), key)

@@ -54,12 +54,12 @@ class ResultFiles:
             raise
         return made
 
-    def answer(self, line: dict[str, Any]) -> None:
+    def answer(self, line: bytes) -> None:
         """Add a line to the output."""
         self._append(self._output, line)
         self.completed += 1
 
-    def refuse(self, line: dict[str, Any]) -> None:
+    def refuse(self, line: bytes) -> None:
         """Add a line to the errors."""
         self._append(self._errors, line)
         self.failed += 1
@@ -77,11 +77,19 @@ class ResultFiles:
         self._output.close()
         self._errors.close()
 
-    def _append(self, file: IO[bytes], line: dict[str, Any]) -> None:
-        data = json.dumps(line, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode() + b"\n"
-        while data:  # a disk that fills up takes a part; the rest then raises
-            data = data[file.write(data) :]
+    def _append(self, file: IO[bytes], line: bytes) -> None:
+        while line:  # a disk that fills up takes a part; the rest then raises
+            line = line[file.write(line) :]
         self._unsynced = True
+
+
+def encoded(line: dict[str, Any]) -> bytes:
+    """A line of JSON, with its end.
+
+    Raises:
+        ValueError: there is a number in it that JSON has not, or half a character.
+    """
+    return json.dumps(line, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode() + b"\n"
 
 
 def create(path: Path) -> None:

@@ -12,6 +12,7 @@ import logging
 import os
 import signal
 import time
+import traceback
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -55,7 +56,7 @@ def run_batch(told: BulkSettings, fields: dict[str, Any]) -> str:
         InvalidRequest: that is no spec, or names files that this worker may not touch.
     """
     job = get_current_job()
-    assert isinstance(job, BulkJob)  # noqa: S101 - `BulkWorker` knows no other
+    assert isinstance(job, BulkJob)
     spec = Spec.read(fields)
     if spec.id != job.id:
         raise InvalidRequest("not a bulk job: its id is another's")
@@ -65,6 +66,10 @@ def run_batch(told: BulkSettings, fields: dict[str, Any]) -> str:
         asyncio.run(run.to_end())
     except (StreamfleetError, OSError) as error:
         run.failed(error)
+    except Exception as error:
+        # Without its message, which may have a part of somebody's line.
+        _log.error("bulk job %s broke:\n%s", spec.id, "".join(traceback.format_tb(error.__traceback__)))
+        run.failed(StreamfleetError(f"the job broke ({type(error).__name__}): see the log of its RQ worker"))
     return run.progress.status
 
 

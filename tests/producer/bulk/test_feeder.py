@@ -14,7 +14,7 @@ from eventually import eventually
 from hand_worker import HandWorker, Work
 from streamfleet_common.errors import GenerationFailed, QueueFull, Unsupported
 from streamfleet_producer import Client
-from streamfleet_producer.bulk.dialects import DialectName, OwnDialect, dialect
+from streamfleet_producer.bulk.dialects import Asked, DialectName, OwnDialect, dialect
 from streamfleet_producer.bulk.feeder import Feeder
 from streamfleet_producer.bulk.input_file import Line
 from streamfleet_producer.bulk.result_files import ResultFiles
@@ -305,6 +305,34 @@ async def test_a_request_that_redis_has_lost_is_sent_again(
     await finish(worker, await worker.take(1))
     await run.ended()
     assert [one["custom_id"] for one in run.output()] == ["a"]
+
+
+async def test_a_fault_of_ours_costs_one_line(
+    fleet: Client, worker: HandWorker, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run(fleet, folder, [line("a"), line("b"), line("c")])
+    parse = OwnDialect.parse
+
+    def broken(self: OwnDialect, fields: dict[str, Any]) -> Asked:
+        if fields["custom_id"] == "a":
+            raise RecursionError
+        return parse(self, fields)
+
+    def unsayable(*_: object) -> dict[str, Any]:
+        return {"custom_id": "b", "answer": float("nan")}
+
+    monkeypatch.setattr(OwnDialect, "parse", broken)
+    works = {work.prompt: work for work in await worker.take(2)}
+    items = {item.custom_id: item for item in run.feeder._under_way.values()}
+    monkeypatch.setattr(type(items["b"].asked), "answer", unsayable)
+    await finish(worker, [works["pb"]])
+    await eventually(lambda: run.results.failed == 2)
+    monkeypatch.undo()
+    await finish(worker, [works["pc"]])
+    await run.ended()
+    assert [one["custom_id"] for one in run.output()] == ["c"]
+    told = [(one["custom_id"], one["error"]["code"]) for one in run.errors()]
+    assert told == [("a", "invalid_request"), ("b", "generation_failed")]
 
 
 async def test_a_disk_that_fails_fails_the_job(

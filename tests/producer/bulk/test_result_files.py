@@ -10,7 +10,7 @@ import pytest
 
 from streamfleet_common.errors import Conflict, InvalidRequest
 from streamfleet_producer.bulk.answered import Answered, id_digest, line_digest
-from streamfleet_producer.bulk.result_files import ResultFiles, create
+from streamfleet_producer.bulk.result_files import ResultFiles, create, encoded
 
 
 @pytest.fixture
@@ -24,8 +24,8 @@ def lines(path: Path) -> list[Any]:
 
 def test_lines_are_there_once_they_are_written(paths: tuple[Path, Path]) -> None:
     results = ResultFiles.open(*paths)
-    results.answer({"custom_id": "a", "text": "ä\n"})
-    results.refuse({"custom_id": None, "line": 7})
+    results.answer(encoded({"custom_id": "a", "text": "ä\n"}))
+    results.refuse(encoded({"custom_id": None, "line": 7}))
     assert lines(paths[0]) == [{"custom_id": "a", "text": "ä\n"}]
     assert lines(paths[1]) == [{"custom_id": None, "line": 7}]
     assert (results.completed, results.failed) == (1, 1)
@@ -34,16 +34,16 @@ def test_lines_are_there_once_they_are_written(paths: tuple[Path, Path]) -> None
 
 def test_who_goes_on_knows_what_is_there_and_adds_to_it(paths: tuple[Path, Path]) -> None:
     results = ResultFiles.open(*paths)
-    results.answer({"custom_id": "a"})
-    results.refuse({"custom_id": "b"})
-    results.refuse({"custom_id": None, "line": 7})
+    results.answer(encoded({"custom_id": "a"}))
+    results.refuse(encoded({"custom_id": "b"}))
+    results.refuse(encoded({"custom_id": None, "line": 7}))
     results.close()
     results = ResultFiles.open(*paths)
     assert (results.completed, results.failed) == (1, 2)
     read = results.answered.read
     assert [read(id_digest(name)) for name in "abc"] == [False, False, True]
     assert [read(line_digest(number)) for number in (7, 8)] == [False, True]
-    results.answer({"custom_id": "c"})
+    results.answer(encoded({"custom_id": "c"}))
     results.close()
     assert lines(paths[0]) == [{"custom_id": "a"}, {"custom_id": "c"}]
 

@@ -91,9 +91,10 @@ async def test_tokens_are_those_of_the_python_client(fleet: Client, http: httpx.
 async def test_a_seed_draws_what_the_python_client_draws_and_is_told(
     fleet: Client, http: httpx.AsyncClient
 ) -> None:
-    sampling = Sampling(temperature=0.9, top_k=50, top_p=0.95, seed=11)
+    sampling = Sampling(temperature=0.9, top_k=50, top_p=0.95, typical_p=0.6, seed=11)
     end = await fleet.run(GenerateRequest(prompt=PROMPT, max_tokens=8, sampling=sampling))
-    parameters = {"temperature": 0.9, "top_k": 50, "top_p": 0.95, "seed": 11, "max_new_tokens": 8}
+    parameters = {"temperature": 0.9, "top_k": 50, "top_p": 0.95, "typical_p": 0.6, "seed": 11}
+    parameters["max_new_tokens"] = 8
     answer = (await http.post("/", json={"inputs": PROMPT, "parameters": parameters})).json()
     assert answer == [{"generated_text": PROMPT + end.text}]
 

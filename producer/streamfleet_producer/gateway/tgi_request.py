@@ -41,7 +41,7 @@ def request_of(
 
     Raises:
         InvalidRequest: parameters that do not go together, or nothing to continue.
-        Unsupported: a watermark, an adapter or typical sampling.
+        Unsupported: a watermark or an adapter.
     """
     parameters = parameters_of(body)
     _check(body, parameters, stream, max_seq_len)
@@ -97,12 +97,9 @@ def _sampling(parameters: TgiParameters) -> Sampling:
             "temperature": 1.0 if parameters.temperature is None else parameters.temperature,
             "top_k": parameters.top_k,
             "top_p": parameters.top_p,
+            "typical_p": parameters.typical_p,
             "seed": parameters.seed,
         }
-    if parameters.typical_p is not None:
-        if "typical_p" not in Sampling.model_fields:
-            raise Unsupported("`typical_p` is not supported here: use `top_p`", feature="typical_p")
-        values["typical_p"] = parameters.typical_p
     return Sampling(**{name: value for name, value in values.items() if value is not None})
 
 

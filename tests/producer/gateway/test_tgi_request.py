@@ -40,6 +40,7 @@ def test_nothing_said_is_100_greedy_tokens() -> None:
         ({"temperature": 1}, Sampling(temperature=1.0)),
         ({"top_k": 3}, Sampling(temperature=1.0, top_k=3)),
         ({"top_p": 0.9}, Sampling(temperature=1.0, top_p=0.9)),
+        ({"typical_p": 0.5}, Sampling(temperature=1.0, typical_p=0.5)),
         ({"seed": 7}, Sampling()),
         ({"repetition_penalty": 1.2}, Sampling(repetition_penalty=1.2)),
         ({"frequency_penalty": -2.0}, Sampling(frequency_penalty=-2.0)),
@@ -137,15 +138,6 @@ def test_what_would_change_the_answer_and_is_not_there_is_refused(parameters: di
     with pytest.raises(Unsupported) as caught:
         of(**parameters)
     assert caught.value.feature == next(iter(parameters))
-
-
-def test_typical_sampling_is_done_or_refused() -> None:
-    if "typical_p" in Sampling.model_fields:
-        sampling = of(typical_p=0.5).sampling
-        assert (sampling.temperature, sampling.model_dump()["typical_p"]) == (1.0, 0.5)
-    else:
-        with pytest.raises(Unsupported):
-            of(typical_p=0.5)
 
 
 def test_as_many_faults_as_there_are_are_named() -> None:

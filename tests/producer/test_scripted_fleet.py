@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
+from broker_parts import Recorder
 from streamfleet_common.broker import Broker
 from streamfleet_common.errors import StreamfleetError
 from streamfleet_producer import (
@@ -34,6 +35,7 @@ from streamfleet_producer import (
     blocking,
 )
 from streamfleet_producer import client as client_module
+from streamfleet_producer.intake import keyed_rid
 from streamfleet_producer.testing import ANYTHING, NEVER, Lost, ScriptedFleet, Wait
 from streamfleet_producer.testing.memory_broker import MemoryBroker
 
@@ -192,6 +194,19 @@ async def test_an_end_is_taken_as_it_is(fleet: ScriptedFleet, client: Client) ->
     fleet.on_generate(ANYTHING, "a", End(state="dead"))
     with pytest.raises(GenerationFailed, match="ended as dead"):
         await client.run(HELLO)
+
+
+async def test_a_large_frame_is_announced_without_its_event(fleet: ScriptedFleet, client: Client) -> None:
+    fleet.on_generate(ANYTHING, "a", "x" * 20_000)
+    heard = Recorder()
+    channel = f"{{q:default:0}}:c:default:{keyed_rid(b'default', 'k')}"
+    fleet.channels.ears.add(channel, heard)
+    async with client.stream(HELLO, idempotency_key="k") as tokens:
+        assert [len(delta.text) async for delta in tokens] == [1, 20_000]
+    start, first, second, end = heard.messages
+    assert (start[:4], first[:4], second) == (b"1-0,", b"1-1 ", b"1-2 ")
+    assert end.startswith(b"2-1,")
+    assert end.endswith(b" ")
 
 
 async def test_labels_orders_and_decisions(fleet: ScriptedFleet, client: Client) -> None:

@@ -12,6 +12,8 @@ from streamfleet_producer.gateway.openai_schemas import CompletionBody
 
 MAX_TOKENS = 16
 """Of a completion that does not say it, as OpenAI has it."""
+MAX_ANSWERS = 1024
+"""To all prompts of one request together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,10 @@ def completion(body: CompletionBody, model: str | None) -> CompletionWish:
             "best_of: which answers are best is known at their end: set stream to false, or raise n"
         )
     prompts = _prompts(body.prompt)
+    if len(prompts) * made > MAX_ANSWERS:
+        raise invalid(
+            f"prompt: {len(prompts)} prompts with {made} answers each are over {MAX_ANSWERS}: send several"
+        )
     shows_prompt = bool(body.echo) and body.logprobs is not None
     fields = {
         **generation_fields(body, model),

@@ -163,7 +163,7 @@ async def merged(sources: Sequence[AsyncGenerator[_T]]) -> AsyncGenerator[tuple[
         else:
             await given.put(None)
 
-    pumps = [asyncio.create_task(pump(place, source)) for place, source in enumerate(sources)]
+    pumps = [asyncio.create_task(pump(place, source), name="prompt") for place, source in enumerate(sources)]
     try:
         left = len(pumps)
         while left:

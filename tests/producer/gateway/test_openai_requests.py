@@ -251,6 +251,7 @@ def test_what_changes_nothing_here_is_taken() -> None:
         ({"suffix": "end"}, "suffix: not supported"),
         ({"n": 3, "best_of": 2}, "best_of: it (2) is below n (3)"),
         ({"best_of": 2, "stream": True}, "best_of: which"),
+        ({"prompt": ["a"] * 17, "n": 61}, "prompt: 17 prompts with 61 answers each are over 1024"),
         ({"min_tokens": 20}, "min_tokens (20) is above max_tokens (16)"),
         ({"prompt": ""}, "prompt is empty"),
         ({"prompt": ["a", " "]}, "prompt.1 is empty"),

@@ -71,6 +71,26 @@ async def test_a_stream_that_is_left_is_cancelled(hired: Hired, api: AsyncOpenAI
     await eventually(lambda: rid in hired.engine.cancelled, "the cancellation")
 
 
+async def test_a_stream_of_several_prompts_that_is_left_takes_all_of_them_along(
+    hired: Hired, api: AsyncOpenAI
+) -> None:
+    prompts = [f"ECHO 1000 TICK 5 AS {word}" for word in ("a", "b", "c")]
+    stream = await api.completions.create(model="q", prompt=prompts, max_tokens=1000, stream=True)
+    seen = set[int]()
+    while len(seen) < 3:
+        seen.add((await anext(stream)).choices[0].index)
+    assert len(_pumps()) == 3
+    await stream.close()
+    await eventually(lambda: sorted(hired.engine.cancelled) == sorted(hired.engine.added), "the cancellation")
+    await eventually(lambda: not _pumps(), "the end of what read them")
+
+
+async def test_one_prompt_that_fails_takes_the_others_along(hired: Hired, api: AsyncOpenAI) -> None:
+    with pytest.raises(openai.InternalServerError, match="told to fail"):
+        await api.completions.create(model="q", prompt=["ECHO 1000 TICK 5", "RAISE@0"], max_tokens=1000)
+    await eventually(lambda: len(hired.engine.cancelled) == 1, "the cancellation")
+
+
 async def test_one_idempotency_key_gives_one_answer_streamed_or_not(hired: Hired, api: AsyncOpenAI) -> None:
     asked: Any = {"model": "q", "extra_headers": {"Idempotency-Key": "order 17"}}
     for prompt, texts in (("ECHO 3", ["tok0 tok1 tok2"]), (["ECHO 1", "ECHO 2"], ["tok0", "tok0 tok1"])):
@@ -148,3 +168,8 @@ async def _raw(gateway: Gateway, prompt: str) -> AsyncIterator[AsyncIterator[str
                     yield line
 
         yield lines()
+
+
+def _pumps() -> list[asyncio.Task[Any]]:
+    """What reads the prompts of one request side by side."""
+    return [task for task in asyncio.all_tasks() if task.get_name() == "prompt"]

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-LIMIT_S = 30.0  # generous: what is waited for takes a second
+LIMIT_S = 90.0  # generous: what is waited for takes a second
 POLL_S = 0.02
 PROGRAM = (sys.executable, "-c", "from streamfleet_producer.cli import main; main()")
 

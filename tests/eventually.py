@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
+"""Far more than anything here takes: it bounds a failure, on a machine that does ten things at once."""
 
 
 async def eventually(

@@ -56,7 +56,7 @@ class GatedEngine(ScriptedEngine):
         prompt = getattr(request, "prompt", None) or ""
         if prompt.startswith("SLOW"):
             self.preparing.set()
-            assert self.prepared.wait(30)
+            assert self.prepared.wait(60)
         if prompt == "BREAK":
             raise KeyError(prompt)
         return super().prepare(request, scope)
@@ -82,7 +82,7 @@ class GatedEngine(ScriptedEngine):
     def step(self) -> Step:
         if self.broken is not None:
             raise self.broken
-        assert self.freed.wait(30)
+        assert self.freed.wait(60)
         self.taken += 1
         step = super().step()
         step.outputs = [self._twisted(output) for output in step.outputs]

@@ -16,7 +16,7 @@ from streamfleet_common.schemas import Delta, End, Envelope, Event, GenerateRequ
 from streamfleet_common.submissions import Submission
 from streamfleet_worker.worker import Worker
 
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0  # as in `eventually`
 
 
 class Hired:

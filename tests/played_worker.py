@@ -10,7 +10,7 @@ from typing import Any
 
 from hand_worker import HandWorker
 
-LIMIT_S = 30.0
+LIMIT_S = 60.0
 
 
 @contextmanager

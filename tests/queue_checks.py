@@ -88,7 +88,7 @@ class Checked(RuleBasedStateMachine):
         self.run(self.broker.create_groups())
         self.channels: Any = self.raw.pubsub(ignore_subscribe_messages=True)
         self.channels.psubscribe(f"{T}:c:*")
-        self.channels.get_message(timeout=5)  # the confirmation
+        self.channels.get_message(timeout=60)  # the confirmation
         self.queue = Queue(LIMIT, EPOCH_MS)
         self.entries: list[tuple[Entry, Item]] = []
         self.deliveries: list[tuple[Delivery, Item]] = []
@@ -217,7 +217,7 @@ class Checked(RuleBasedStateMachine):
 
     def listen(self) -> None:
         self.channels.ping("end")
-        while (message := self.channels.get_message(timeout=5))["type"] != "pong":
+        while (message := self.channels.get_message(timeout=60))["type"] != "pong":
             self.heard[message["channel"]].append(message["data"])
 
     def teardown(self) -> None:

@@ -15,7 +15,7 @@ from streamfleet_worker.engine.base import Arrival, Finished, Key, Parts, Step
 from streamfleet_worker.handlers.engine import handler_engine
 from streamfleet_worker.handlers.handler import Handler
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 
 
 class ServedHandler:

@@ -93,14 +93,14 @@ class Channel:
     def __init__(self, raw: Any, rid: str, tenant: str = "default") -> None:
         self._pubsub = raw.pubsub(ignore_subscribe_messages=True)
         self._pubsub.subscribe(f"{T}:c:{tenant}:{rid}")
-        self._pubsub.get_message(timeout=5)  # the confirmation
+        self._pubsub.get_message(timeout=60)  # the confirmation
 
     def messages(self) -> list[bytes]:
         # A publish goes out before the reply of the script that made it; a ping on this line comes behind it.
         self._pubsub.ping("end")
         found: list[bytes] = []
         while True:
-            message = self._pubsub.get_message(timeout=5)
+            message = self._pubsub.get_message(timeout=60)
             assert message is not None, "the server does not answer"
             if message["type"] == "pong":
                 return found

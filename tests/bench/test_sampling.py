@@ -10,7 +10,7 @@ def test_each_case_is_measured_beside_transformers(tmp_path: Path) -> None:
     script, result = Path(__file__).with_name("sampling.py"), tmp_path / "result.json"
     arguments = ["--batch", "4", "--vocab", "500", "--rounds", "1", "--json", str(result)]
     run = subprocess.run(
-        [sys.executable, script, *arguments], stdout=subprocess.PIPE, text=True, timeout=50, check=True
+        [sys.executable, script, *arguments], stdout=subprocess.PIPE, text=True, timeout=150, check=True
     )
     found = json.loads(result.read_text())
     assert found.keys() == {"peaked", "flat"}

@@ -17,7 +17,7 @@ from pathlib import Path
 
 COMMAND = (sys.executable, "-P", "-m", "streamfleet_worker")
 READY_LIMIT_S = 60.0
-END_LIMIT_S = 20.0
+END_LIMIT_S = 60.0
 POLL_S = 0.02
 REPLACED_AFTER_S = 0.2
 LINES_KEPT = 200

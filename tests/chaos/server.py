@@ -18,7 +18,7 @@ from redis.backoff import NoBackoff
 from streamfleet_common.embedded import EmbeddedBroker
 from streamfleet_common.embedded_binary import ServerBinary
 
-STARTED_LIMIT_S = 20.0
+STARTED_LIMIT_S = 60.0
 DEBUG_FLAGS = ("--enable-debug-command", "local")
 # Every write reaches the system before its reply goes out, so a killed server has lost nothing. With
 # `everysec` a write waits while the disk is busy with the last one, and dies with the process.

@@ -10,7 +10,7 @@ import pytest
 from chaos.proxy import ChaosProxy
 from eventually import eventually
 
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
 
 
 class Echo:

@@ -25,7 +25,7 @@ from streamfleet_common.embedded import EmbeddedBroker
 from streamfleet_common.embedded_binary import ServerBinary
 from streamfleet_common.errors import BrokerUnavailable
 
-END_LIMIT_S = 10.0  # generous: a regular end takes 0.1 s
+END_LIMIT_S = 60.0  # generous: a regular end takes 0.1 s
 
 PROGRAM = """
 import json, os, signal, subprocess, sys, threading

@@ -54,4 +54,4 @@ def test_a_log_that_nobody_reads_any_more_ends_nobody() -> None:
         assert process.stdout is not None
         process.stdin.close()
         assert process.stdout.read() == b"on\n"
-        assert process.wait(30) == 0
+        assert process.wait(60) == 0

@@ -79,14 +79,14 @@ async def test_a_lost_reply_of_emit(lossy: Broker, proxy: LossyProxy, raw: Any) 
     (delivery,) = await begin(lossy, submission(rid=RID, stream=True))
     with raw.pubsub(ignore_subscribe_messages=True) as channel:
         channel.subscribe(f"{T}:c:default:{RID}")
-        channel.get_message(timeout=5)
+        channel.get_message(timeout=60)
         lose(proxy, lossy, "emit")
         assert await lossy.emit([emission(delivery, seq, b"x") for seq in (1, 2)]) == [True, True]
         assert proxy.lost.is_set()
         assert events_of(raw) == ["1-0", "1-1", "1-2"]
-        assert [channel.get_message(timeout=5)["data"] for _ in range(2)] == [b"1-1 x", b"1-2 x"]
+        assert [channel.get_message(timeout=60)["data"] for _ in range(2)] == [b"1-1 x", b"1-2 x"]
         channel.ping()
-        assert channel.get_message(timeout=5)["type"] == "pong"
+        assert channel.get_message(timeout=60)["type"] == "pong"
 
 
 async def test_a_lost_reply_of_finish(lossy: Broker, proxy: LossyProxy, raw: Any) -> None:

@@ -356,7 +356,7 @@ async def test_changes_while_the_line_is_cut(server: EmbeddedBroker, subscriber:
     await subscriber.subscribe([("stays", staying), ("leaves", leaving)])
     server.kill()
     subscriber.unsubscribe(["leaves"])
-    waiting = asyncio.create_task(subscriber.subscribe([("comes", coming)], timeout_s=20))
+    waiting = asyncio.create_task(subscriber.subscribe([("comes", coming)], timeout_s=60))
     with pytest.raises(BrokerUnavailable) as caught:
         await subscriber.subscribe([("passes", passing)], timeout_s=0.05)
     assert caught.value.reason == "unreachable"
@@ -490,7 +490,7 @@ async def test_a_wrong_password(redis_url: str) -> None:
     connections = Connections.open(redis_url.replace("redis://", "redis://nobody:s3cret@"))
     subscriber = Subscriber(connections)
     with pytest.raises(BrokerUnavailable) as caught:
-        await subscriber.subscribe([("c", Recorder())], timeout_s=30)
+        await subscriber.subscribe([("c", Recorder())], timeout_s=60)
     assert caught.value.reason == "forbidden"
     assert "s3cret" not in str(caught.value)
     await subscriber.close()
@@ -505,7 +505,7 @@ async def test_a_channel_that_is_not_granted(redis_url: str, raw: Any) -> None:
         ear = Recorder()
         await subscriber.subscribe([("ours:1", ear)])
         with pytest.raises(BrokerUnavailable) as caught:
-            await subscriber.subscribe([("theirs", Recorder())], timeout_s=30)
+            await subscriber.subscribe([("theirs", Recorder())], timeout_s=60)
         assert caught.value.reason == "forbidden"
         # The rest goes on.
         await eventually(lambda: raw.publish("ours:1", "x") == 1)
@@ -553,13 +553,13 @@ async def test_a_storm(subscriber: Subscriber, raw: Any) -> None:
         for round_ in range(10):
             name = f"goes{number % 5}"
             ear = Recorder()
-            await subscriber.subscribe([(name, ear)], timeout_s=30)
+            await subscriber.subscribe([(name, ear)], timeout_s=60)
             if round_ % 3 == number % 3:
                 raw.client_kill_filter(_type="pubsub")
             subscriber.unsubscribe([name], ear)
 
     await asyncio.gather(
-        *(subscriber.subscribe([item], timeout_s=30) for item in staying.items()),
+        *(subscriber.subscribe([item], timeout_s=60) for item in staying.items()),
         *(come_and_go(number) for number in range(10)),
     )
     await eventually(lambda: channels(raw) == set(staying))

@@ -22,7 +22,7 @@ from streamfleet_common.submissions import Submission
 
 LEASE_S = 1.6
 PAUSE_LEASES = 3
-PATIENCE_S = 40.0
+PATIENCE_S = 90.0
 """So many points at once keep a small machine busy, and each pause of its server is a lease more."""
 TOKENS = 24
 TICK_MS = 50

@@ -63,7 +63,7 @@ async def test_a_worker_that_slept_for_three_leases_has_lost_its_work_and_its_vo
             sleeper.signal(signal.SIGSTOP)
             heir = launch(lease_s=LEASE_S)
             name = await heir.ready()
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 await reading
             await eventually(lambda: now_ms(raw) > slept_at_ms + 3000 * LEASE_S, "three leases")
             logged = log_of(raw, tokens.id)
@@ -179,7 +179,7 @@ def supervisor(redis_url: str) -> Iterator[subprocess.Popen[bytes]]:
     with subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL) as process:
         yield process
         process.terminate()
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
 
 
 @pytest.mark.slow

@@ -66,7 +66,7 @@ async def read_across_a_kill(
         assert await first.ended() == -signal.SIGKILL
         await eventually(lambda: reader.tokens > 0, "some of what it said")
         names.append(await launch(lease_s=LEASE_S, exact=classes[1]).ready())
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await reading
     return reader, tokens, names
 
@@ -134,6 +134,6 @@ async def test_who_would_rather_fail_than_see_it_fails_all_the_same(launch: Laun
         await first.ended()
         await launch(lease_s=LEASE_S, exact="kind").ready()
         with pytest.raises(GenerationFailed) as caught:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 await reading
     assert caught.value.retryable

@@ -27,7 +27,7 @@ QUEUE = "q"
 TENANT = "default"
 PRODUCERS = 8
 AGAIN_S = 0.02
-REST_S = 20.0
+REST_S = 60.0
 _TELL = (BrokerUnavailable, QueueFull, ModelNotFound)
 """What a producer meets with the same request under the same key, once more."""
 

@@ -62,7 +62,7 @@ async def again_and_again(url: str) -> None:
             for turn in count():
                 request = GenerateRequest(prompt="ECHO 5 TICK 20")
                 async with client.stream(
-                    request, idempotency_key=f"{number}-{turn}", deadline_s=20
+                    request, idempotency_key=f"{number}-{turn}", deadline_s=60
                 ) as tokens:
                     say("accepted", tokens.id)
                     async for _ in tokens:

@@ -38,7 +38,7 @@ async def test_poison_dies_alone_and_takes_nobody_along(rounds: int) -> None:
             innocent = ["ECHO 12 TICK 30"] * INNOCENTS
             prompts = [f"ECHO 4 TICK 30 {poison}" for poison in POISON] + innocent
             rids = await submit(fleet.broker, prompts, stream=True)
-            records = await ended(fleet.broker, rids, limit_s=90)
+            records = await ended(fleet.broker, rids, limit_s=120)
             poisoned, others = records[: len(POISON)], records[len(POISON) :]
             letters = await fleet.server.control.xlen(fleet.broker.keys.dead)
             statuses += [worker.status for worker in fleet.ended]

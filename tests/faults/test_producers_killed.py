@@ -38,7 +38,7 @@ class Producer:
 
     async def said(self) -> str:
         assert self.process.stdout is not None
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             return (await self.process.stdout.readline()).decode().strip()
 
     def go_on(self) -> None:

@@ -29,9 +29,9 @@ from streamfleet_producer import Client, GenerateRequest, Sampling
 async def _serves_on(fleet: Client) -> AsyncIterator[None]:
     """After each of these, a good request is answered as before, and nothing is left in the queue."""
     good = GenerateRequest(prompt="def good(self):", max_tokens=5)
-    before = await fleet.run(good, timeout=30)
+    before = await fleet.run(good, timeout=60)
     yield
-    after = await fleet.run(good, timeout=30)
+    after = await fleet.run(good, timeout=60)
     assert after.token_ids == before.token_ids
     assert (await fleet.depth()).open == 0
 
@@ -85,7 +85,7 @@ async def test_prompt_and_answer_over_the_context(fleet: Client) -> None:
 
 async def test_text_over_the_context_is_found_by_the_worker(fleet: Client) -> None:
     with pytest.raises(TooLong) as refusal:
-        await fleet.run(GenerateRequest(prompt="import " * 500, max_tokens=5), timeout=30)
+        await fleet.run(GenerateRequest(prompt="import " * 500, max_tokens=5), timeout=60)
     assert refusal.value.details["limit"] == 256
     assert refusal.value.details["prompt_tokens"] > 256
 
@@ -96,7 +96,7 @@ async def test_token_outside_the_vocabulary(fleet: Client, fleet_url: str, by_ha
 
     async def ask() -> None:
         if by_hand:  # past the client's own check
-            await fleet.result(await submit(fleet_url, Envelope(request=request)), timeout=30)
+            await fleet.result(await submit(fleet_url, Envelope(request=request)), timeout=60)
         else:
             await fleet.run(request)
 
@@ -142,7 +142,7 @@ async def test_unknown_id(fleet: Client) -> None:
 async def test_submitted_bytes_that_are_no_request(fleet: Client, fleet_url: str, payload: bytes) -> None:
     rid = await submit(fleet_url, Envelope(request=GenerateRequest(prompt="a")), payload)
     with pytest.raises(InvalidRequest):
-        await fleet.result(rid, timeout=30)
+        await fleet.result(rid, timeout=60)
 
 
 async def test_garbage_in_the_streams_ends_in_the_dead_letter(fleet: Client, fleet_url: str) -> None:
@@ -159,7 +159,7 @@ async def test_garbage_in_the_streams_ends_in_the_dead_letter(fleet: Client, fle
         for lane in ("high", "normal", "bulk"):
             for fields in entries:
                 await by_hand.xadd(f"{tag}:s:{lane}", fields)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while await by_hand.xlen(f"{tag}:dead") < before + 15:  # noqa: ASYNC110 (the workers do it)
                 await asyncio.sleep(0.01)
         for lane in ("high", "normal", "bulk"):

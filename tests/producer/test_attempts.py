@@ -204,7 +204,7 @@ async def watch(  # noqa: C901 (a scenario is told in one piece)
         for data in early:
             reader.heard(data)
         reader.silent()  # as the watch says it after some seconds without a message
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             try:
                 await reading
             except (GenerationFailed, IncompleteGeneration) as error:

@@ -100,7 +100,7 @@ def test_nothing_is_fetched() -> None:
             server.accept()  # nobody has come
 
 
-@pytest.mark.timeout(30)
+@pytest.mark.timeout(60)
 @pytest.mark.parametrize(
     "pattern", ["^(a+)+$", "^(a|aa)+$", "^(a|a?)+$", "(a*)*(b*)*c$", "^(a{1,100}){1,100}$"]
 )

@@ -44,7 +44,7 @@ async def test_an_end_of_a_lower_epoch_ends_the_stream(worker: HandWorker, fleet
         assert work.delivery.epoch == 1
         await worker.emit(work, delta("hey"))
         await worker.finish(work, "hey")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             restart, rest = [event async for event in tokens.events()]
     assert isinstance(restart, Restart)
     assert isinstance(rest, Delta)

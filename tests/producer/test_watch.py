@@ -90,7 +90,7 @@ async def test_many_short_waits_sweep_as_one_long_one_does(often: Callable[[floa
             await asyncio.sleep(0)
             watch.discard(waiter)
 
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await asyncio.gather(come_and_go(), come_and_go())
     watch.close()
 
@@ -115,7 +115,7 @@ async def test_lost_work_comes_back_with_no_worker_left_to_fetch_it(
     async with Client(redis_url, queue="q", silence_s=60) as fleet:
         running = asyncio.create_task(fleet.run(REQUEST))
         await worker.take()  # and it is never heard of again
-        async with asyncio.timeout(20), HandWorker(redis_url, name="w2") as second:
+        async with asyncio.timeout(60), HandWorker(redis_url, name="w2") as second:
             [work] = await second.take()
             assert (work.delivery.attempts, work.delivery.crashes) == (2, 1)
             await second.finish(work, "abc")

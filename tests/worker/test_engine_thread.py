@@ -267,7 +267,7 @@ async def test_closed_while_building_it_ends_when_the_model_is_there(made: Make,
     engine, there = GatedEngine(), threading.Event()
 
     def build() -> Engine:
-        assert there.wait(10)
+        assert there.wait(60)
         return engine
 
     thread = made(build)

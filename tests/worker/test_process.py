@@ -25,7 +25,7 @@ from streamfleet_common.broker import Broker
 from streamfleet_common.keys import Keys
 from streamfleet_worker.intake import INLINE_BYTES
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 LAME = str(Path(__file__).parent / "lame_worker.py")
 
 
@@ -65,7 +65,7 @@ class Process:
 
     def get(self, port: int, path: str) -> tuple[int, str]:
         try:
-            with urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as reply:
+            with urlopen(f"http://127.0.0.1:{port}{path}", timeout=60) as reply:
                 return reply.status, reply.read().decode()
         except HTTPError as error:
             return error.code, error.read().decode()

@@ -134,7 +134,7 @@ class Scene:
         await self.at(self.now + seconds)
 
     async def status(self) -> int:
-        async with asyncio.timeout(10.0):
+        async with asyncio.timeout(60.0):
             return await self.running
 
 

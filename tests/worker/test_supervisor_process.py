@@ -25,7 +25,7 @@ from eventually import eventually
 from hired import ends, eventually_so, record, submit
 from streamfleet_common.broker import Broker
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 LAME = str(Path(__file__).parent / "lame_worker.py")
 
 
@@ -119,7 +119,7 @@ async def _runs(broker: Broker, rid: str) -> bool:
 
 def get(port: int, path: str) -> tuple[int, str] | None:
     try:
-        with urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as reply:
+        with urlopen(f"http://127.0.0.1:{port}{path}", timeout=60) as reply:
             return reply.status, reply.read().decode()
     except URLError as error:
         return (error.code, "") if hasattr(error, "code") else None

@@ -9,7 +9,7 @@ import pytest
 from streamfleet_common.embedded import EmbeddedBroker
 from streamfleet_producer.cli.workers import Workers
 
-READY_LIMIT_S = 30.0
+READY_LIMIT_S = 60.0
 
 
 @pytest.fixture(scope="session")

@@ -175,6 +175,6 @@ async def _come_and_go(url: str, life_ms: int = 0) -> None:
 
 
 async def _submitted(url: str) -> None:
-    async with Client(url, "fx") as client, asyncio.timeout(30):
+    async with Client(url, "fx") as client, asyncio.timeout(60):
         while not (await client.depth()).open:  # noqa: ASYNC110 (another process makes it true)
             await asyncio.sleep(0.01)

@@ -229,7 +229,7 @@ def test_several_threads_may_compile(tokenizer: Tokenizer) -> None:
     start = Barrier(8)
 
     def work(seed: int) -> None:
-        start.wait(timeout=30)
+        start.wait(timeout=60)
         for i in range(30):
             options = (f"option {(i + seed) % 5}", "no")
             guide = compiler.compile(schemas.Guide(choice=options))

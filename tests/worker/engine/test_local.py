@@ -91,9 +91,9 @@ def test_closing_ends_whoever_waits() -> None:
 
     thread = threading.Thread(target=read)
     thread.start()
-    assert begun.wait(30)
+    assert begun.wait(60)
     model.close()
-    thread.join(30)
+    thread.join(60)
     assert not thread.is_alive()
     assert errors in (["the engine was closed"], [])
     with pytest.raises(GenerationFailed):
@@ -107,4 +107,4 @@ def test_what_runs_on_a_thread_of_its_own_is_heard() -> None:
         return [2 * value for value in batch]
 
     with Local(handler_engine(double.handler)) as local:
-        assert local.run(CallRequest(handler="double", input=21), timeout_s=30).outputs == (42,)
+        assert local.run(CallRequest(handler="double", input=21), timeout_s=60).outputs == (42,)

@@ -75,7 +75,7 @@ def test_threads_share_it() -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(60)
     assert not any(thread.is_alive() for thread in threads)
     assert not wrong
     counts = cache.counts

@@ -143,7 +143,7 @@ engine.listen(woken.set)
 job = engine.prepare(CallRequest(handler="shout", input="hello"))
 engine.add({("a", 1): Arrival(job, time.monotonic(), 1e12)})
 engine.step()
-assert woken.wait(30)
+assert woken.wait(60)
 print(engine.step().outputs[0].event.outputs)
 engine.close()
 heavy = {"torch", "transformers", "tokenizers", "numpy", "safetensors", "llguidance"}
@@ -154,7 +154,7 @@ assert not heavy & set(sys.modules), heavy & set(sys.modules)
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=90,
         check=False,
     )
     assert (answer.returncode, answer.stdout) == (0, "('HELLO',)\n"), answer.stderr

@@ -266,7 +266,7 @@ async def test_one_that_dies_between_batches_is_replaced_before_the_next(serve: 
     before = pool.pids
 
     os.kill(before[0], signal.SIGKILL)
-    await eventually(lambda: len(marks(folder, "built")) == 3, patience_s=30.0)
+    await eventually(lambda: len(marks(folder, "built")) == 3, patience_s=60.0)
 
     assert [told(end) for end in served.ask({"value": 1}, {"value": 2})] == [1, 2]
     assert before[1] in pool.pids
@@ -279,7 +279,7 @@ async def test_a_batch_that_nobody_wants_gives_its_process_back(
     served = serve_pool(serve, "send")
     keys = served.add([{"do": "hold"}])
     served.step()
-    await eventually(lambda: marks(folder, "hangs"), patience_s=30.0)
+    await eventually(lambda: marks(folder, "hangs"), patience_s=60.0)
 
     served.engine.cancel(keys)
 
@@ -312,7 +312,7 @@ sys.stdin.read()
         assert worker.stdout.readline()
         processes = descendants(worker.pid)
         assert len(processes) == 1
-        asyncio.run(eventually(lambda: marks(folder, "hangs"), patience_s=30.0))
+        asyncio.run(eventually(lambda: marks(folder, "hangs"), patience_s=60.0))
     finally:
         worker.kill()
         worker.communicate()

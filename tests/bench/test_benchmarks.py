@@ -115,6 +115,7 @@ def model() -> str:
     return str(tiny_model())
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_engine_and_generate_answer_alike_in_turns(model: str) -> None:
     sides = ("--only", "alone", "ours")

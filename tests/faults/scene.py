@@ -123,7 +123,7 @@ class Scene:
         return count
 
 
-async def until(happened: Callable[[], Awaitable[object]], limit_s: float = 30.0) -> float:
+async def until(happened: Callable[[], Awaitable[object]], limit_s: float = 60.0) -> float:
     """Wait until `happened()` gives something true; gives how long it took, in seconds."""
     now = asyncio.get_running_loop().time
     began = now()

@@ -35,6 +35,7 @@ from streamfleet_producer import (
     TooLong,
     Unsupported,
     blocking,
+    long_list,
 )
 
 TASKS = ("embed", "classify", "rerank", "decide")
@@ -315,7 +316,10 @@ async def test_a_list_that_fills_the_queue_itself_goes_on_as_it_empties(
     assert [vector[1] for vector in vectors] == [ord(text) for text in texts]
 
 
-async def test_a_queue_that_others_fill_is_full(encoder: HandWorker, redis_url: str) -> None:
+async def test_a_queue_that_others_fill_is_full(
+    encoder: HandWorker, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(long_list, "MAX_REFUSALS", 1)  # each is a pause of a second
     await encoder.announce(tasks=TASKS, max_queue_depth=1)
     async with Client(redis_url, queue="q") as fleet:
         ticket = await fleet.submit(EmbedRequest(texts=["other"]))

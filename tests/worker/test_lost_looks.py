@@ -10,6 +10,7 @@ import redis
 from eventually import eventually
 from gated_engine import GatedEngine
 from hired import Hired, ends, events, eventually_so, record, submit, text_of
+from hired_view import echo
 from streamfleet_common.broker import Broker
 from streamfleet_common.keys import Stream
 from streamfleet_common.schemas import Start
@@ -44,7 +45,11 @@ async def test_what_a_server_rolled_back_gives_out_again_goes_on_as_it_was(
     (rid,) = await submit(broker, ["ECHO 20"], stream=True)
     hired.engine.allowed = 6
     await eventually(lambda: hired.engine.taken == 6, "some tokens")
-    await eventually(lambda: raw.xlen(broker.keys.log(rid)) > 1, "their event")
+
+    async def are_told() -> bool:
+        return text_of(await events(broker, rid)) == echo(6)
+
+    await eventually_so(are_told, "their events")
     # As it was before the worker took it.
     state, _, place, _, _, _, *rest = cast(bytes, raw.get(broker.keys.record(rid))).split(b"|")
     waiting = [b"Q" + state[1:], b"0", place, b"", b"0", b"0", *rest]

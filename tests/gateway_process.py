@@ -17,7 +17,7 @@ from streamfleet_producer.gateway.listening import listen
 from streamfleet_producer.gateway.services import Services
 from streamfleet_producer.gateway.settings import GatewaySettings
 
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
 
 
 class Gateway:

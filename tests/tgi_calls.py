@@ -28,8 +28,8 @@ def _plain(value: Any) -> Any:
 
 def _client(name: str, url: str) -> Any:
     if name.endswith("InferenceClient"):
-        return getattr(huggingface_hub, name)(model=url, provider="hf-inference", timeout=20)
-    return getattr(text_generation, name)(url, timeout=20)
+        return getattr(huggingface_hub, name)(model=url, provider="hf-inference", timeout=60)
+    return getattr(text_generation, name)(url, timeout=60)
 
 
 def _call(call: dict[str, Any], said: dict[str, Any]) -> None:

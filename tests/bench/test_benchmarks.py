@@ -70,7 +70,7 @@ def test_bytes_and_cost_of_open_requests_are_measured() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 def test_a_quiet_tenant_is_measured_beside_a_flood() -> None:
     alone, flooded, beside = found("fairness.py", "--seconds", "4", limit_s=100)["runs"]
 

@@ -17,7 +17,7 @@ from faults.figures import keep
 from hand_worker import HandWorker
 from streamfleet_producer.bulk.batches import Batches
 
-LIMIT_S = 40.0
+LIMIT_S = 90.0
 _LONG = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 

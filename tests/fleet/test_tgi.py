@@ -24,7 +24,7 @@ PROMPT = "def number(self):"
 async def http(fleet_url: str) -> AsyncIterator[httpx.AsyncClient]:
     async with (
         Gateway(fleet_url, tokenizers={"tiny": tiny_model()}) as gateway,
-        httpx.AsyncClient(base_url=gateway.url, timeout=30) as http,
+        httpx.AsyncClient(base_url=gateway.url, timeout=60) as http,
     ):
         yield http
 

@@ -66,7 +66,7 @@ async def one_runs(fleet: Client) -> None:
 
 async def test_an_answer_at_once(stage: Stage, fleet: Client) -> None:
     stage.on("hello", "wor", "ld")
-    end = await fleet.run(HELLO, timeout=10)
+    end = await fleet.run(HELLO, timeout=60)
     (choice,) = end.choices
     assert (end.state, choice.text, choice.token_ids, choice.finish_reason) == (
         "done",

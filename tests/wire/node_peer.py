@@ -19,7 +19,7 @@ from typing import Any
 
 NODE_FOLDER = Path(__file__).parent / "node"
 FETCH_S = 50.0
-PATIENCE_S = 15.0
+PATIENCE_S = 60.0
 
 
 class NoNode(Exception):

@@ -53,7 +53,7 @@ async def client(url: str) -> dict[str, Any]:
         ticket = await fleet.submit(GenerateRequest(prompt="ECHO 2"))
         told["id"] = ticket.id
         try:
-            told["result"] = (await fleet.result(ticket.id, timeout=20)).text
+            told["result"] = (await fleet.result(ticket.id, timeout=60)).text
             async with fleet.stream(GenerateRequest(prompt="ECHO 3", logprobs=True)) as tokens:
                 told["text"] = "".join([delta.text async for delta in tokens])
                 told["usage"] = tokens.result.usage.completion_tokens

@@ -26,7 +26,7 @@ from streamfleet_producer import Client
 from wire import peer
 
 TESTS = Path(__file__).parents[1]
-PATIENCE_S = 40
+PATIENCE_S = 60
 N = codec.VERSION
 
 

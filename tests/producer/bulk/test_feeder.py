@@ -50,7 +50,7 @@ class Run:
         self.task = asyncio.create_task(self.feeder.run(source(lines)))
 
     async def ended(self) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await self.task
         self.results.close()
 

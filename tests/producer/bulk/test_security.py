@@ -29,7 +29,7 @@ from streamfleet_producer.bulk.jobs import RUN, queue
 from streamfleet_producer.bulk.settings import RQ_QUEUE
 
 PROGRAM = (sys.executable, str(Path(__file__).with_name("without_pickle.py")))
-LIMIT_S = 40.0
+LIMIT_S = 90.0
 CANARY = "from pathlib import Path\nPath(__file__).with_suffix('.sung').touch()\ndef sing(*_, **__): pass\n"
 
 

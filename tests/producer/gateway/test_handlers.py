@@ -24,7 +24,7 @@ SCHEMA = '{"type": "object", "properties": {"text": {"type": "string"}}, "requir
 
 @pytest.fixture
 async def http(gateway: Gateway) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=gateway.url, timeout=20) as http:
+    async with httpx.AsyncClient(base_url=gateway.url, timeout=60) as http:
         yield http
 
 

@@ -157,7 +157,7 @@ async def _raw(gateway: Gateway, prompt: str) -> AsyncIterator[AsyncIterator[str
     """The lines of a stream that are not empty."""
     body = {"model": "q", "prompt": prompt, "stream": True}
     async with (
-        httpx.AsyncClient(base_url=gateway.url, timeout=10) as http,
+        httpx.AsyncClient(base_url=gateway.url, timeout=60) as http,
         http.stream("POST", "/v1/completions", json=body) as response,
     ):
         assert response.status_code == 200

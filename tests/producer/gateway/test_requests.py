@@ -20,7 +20,7 @@ GENERATE = {"prompt": "hello", "max_tokens": 8}
 
 @pytest.fixture
 async def http(gateway: Gateway) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=gateway.url, timeout=20) as http:
+    async with httpx.AsyncClient(base_url=gateway.url, timeout=60) as http:
         yield http
 
 

@@ -22,7 +22,7 @@ GENERATE = {"prompt": "ECHO 30", "max_tokens": 100}
 
 @pytest.fixture
 async def http(gateway: Gateway) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=gateway.url, timeout=20) as http:
+    async with httpx.AsyncClient(base_url=gateway.url, timeout=60) as http:
         yield http
 
 

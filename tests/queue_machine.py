@@ -361,6 +361,8 @@ class Fleet(Checked):
     @rule(lane=st.sampled_from(LANES), counts=st.lists(st.integers(1, 4), min_size=1, max_size=4))
     def crowd(self, lane: str, counts: list[int]) -> None:
         """Several tenants wait in one lane, and are taken in turn."""
+        self.split(3)
+        self.share({})
         many = [submission(lane=lane, tenant=TENANTS[at % len(TENANTS)]) for at in range(LIMIT)]
         self.submit_all(many)
         for count in counts:

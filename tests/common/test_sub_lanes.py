@@ -307,9 +307,12 @@ async def test_a_number_that_is_not_possible(broker: Broker, sub_lanes: int) -> 
         await split(broker, sub_lanes)
 
 
-@pytest.mark.parametrize("written", ["0", "-3", "junk", "1.5e9", "1000000"])
-async def test_what_is_written_by_hand_loses_nothing(broker: Broker, raw: Any, written: str) -> None:
-    raw.hset(f"{T}:control", mapping={"sub_lanes": written, "sub_lanes_top": 64})
+@pytest.mark.parametrize("written", ["0", "-3", "junk", "2.5", "1.5e9", "1000000"])
+@pytest.mark.parametrize("top", ["64", "1000000000", "63.5"])
+async def test_what_is_written_by_hand_loses_nothing(
+    broker: Broker, raw: Any, written: str, top: str
+) -> None:
+    raw.hset(f"{T}:control", mapping={"sub_lanes": written, "sub_lanes_top": top})
     answers = await broker.submit([submission(tenant=tenant) for tenant in SUB_LANES])
     assert {answer.outcome for answer in answers} == {"accepted"}
     assert len(await look(broker, 100)) == len(SUB_LANES)

@@ -17,7 +17,8 @@ end
 -- How many sub-lanes of each lane may hold something: as many as are in use, or were, until those are empty.
 local function sub_lanes()
   local found = call('HMGET', T .. ':control', 'sub_lanes', 'sub_lanes_top')
-  return math.max(1, math.min(MAX_SUB_LANES, math.max(tonumber(found[1]) or 1, tonumber(found[2]) or 1)))
+  local most = math.floor(math.max(tonumber(found[1]) or 1, tonumber(found[2]) or 1))
+  return math.max(1, math.min(MAX_SUB_LANES, most))
 end
 
 -- The codes of all streams of work.

@@ -4,9 +4,9 @@
 -- ARGV: owner, start event, end event of an expired request, count, the letters of the streams to look into in
 -- this order, then rid and place for each that was read.
 -- Replies whether the caller should make room (0 or 1: a suspect waits to run alone, and this owner is to take
--- it), now, how many sub-lanes are to be looked into, then four values a delivery: place, rid, payload (false for one that the caller has read), and
--- ok|epoch|accepted|deadline|attempts|crashes, or gone (ended, or superseded by a newer entry), lost (another
--- owner runs it), expired, stray (dead letter).
+-- it), now, how many sub-lanes are to be looked into, then four values a delivery: place, rid, payload (false for
+-- one that the caller has read), and ok|epoch|accepted|deadline|attempts|crashes, or gone (ended, or superseded
+-- by a newer entry), lost (another owner runs it), expired, stray (dead letter).
 local owner, start_event, expired_event, count, letters = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), ARGV[5]
 local SUSPECT_MS = 30000 -- how long one owner is waited for to take a suspect, before another is asked
 local now = clock()
@@ -17,6 +17,7 @@ for at = 6, #ARGV, 2 do
   payloads[#payloads + 1] = false
 end
 local top = tonumber(call('HGET', T .. ':control', 'sub_lanes_top')) or 1
+if top ~= 1 then top = math.max(1, math.min(64, math.floor(top))) end -- it may be written by hand
 local replies = {0, now, top}
 
 local function new_entries(code, most)

@@ -33,7 +33,7 @@ local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local control = redis.call('HMGET', T .. ':control', 'max_queue_depth', 'max_queue_tokens', 'paused',
   'crowded_until', 'sub_lanes')
-local F = math.max(1, math.min(64, tonumber(control[5]) or 1)) -- sub-lanes of each lane
+local F = math.max(1, math.min(64, floor(tonumber(control[5]) or 1))) -- sub-lanes of each lane
 local limit, token_limit = tonumber(control[1] or ARGV[1]), tonumber(control[2] or 0)
 local depth = redis.call('ZCARD', T .. ':open')
 local tokens = token_limit > 0 and tonumber(redis.call('HGET', T .. ':tenants', '*') or 0) or 0

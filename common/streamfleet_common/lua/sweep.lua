@@ -183,7 +183,7 @@ end
 
 -- Somebody deleted the note of how many sub-lanes there were.
 if highest > top then
-  top = highest
+  top = math.min(highest, 64)
   call('HSET', T .. ':control', 'sub_lanes_top', top)
 end
 

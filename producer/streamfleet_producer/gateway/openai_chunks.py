@@ -55,9 +55,11 @@ class Chunks:
         """More text of a chat."""
         return self._said(index, '"delta":{"content":' + encode_basestring(text) + "}", logprobs)
 
-    def role(self, index: int) -> bytes:
-        """The first chunk of a chat's choice."""
-        return self._said(index, '"delta":{"role":"assistant","content":"","refusal":null}', None)
+    def role(self, index: int, *, may_call: bool) -> bytes:
+        """The first chunk of a chat's choice. If that may be nothing but calls, there is no content yet."""
+        content = "null" if may_call else '""'
+        said = f'"delta":{{"role":"assistant","content":{content},"refusal":null}}'
+        return self._said(index, said, None)
 
     def call(self, index: int, place: int, call: dict[str, Any]) -> bytes:
         """A call of a tool, the whole of it; `place` counts those of the choice."""

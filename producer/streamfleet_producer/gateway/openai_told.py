@@ -121,7 +121,7 @@ class ChatTold:
 
     def _open(self, index: int) -> bytes:
         self._begun.add(index)
-        return self._chunks.role(index)
+        return self._chunks.role(index, may_call=bool(self._wish.tools))
 
     def _parts(self, index: int, parts: Sequence[Content | Call]) -> bytes:
         said = []

@@ -264,6 +264,14 @@ def test_a_choice_that_says_nothing_has_its_role_all_the_same() -> None:
     ]
 
 
+def test_a_choice_that_is_a_call_has_no_content_in_a_stream_either() -> None:
+    wish, last = chatted(tools=[WEATHER]), end(choice(CALL, (5,)))
+    chunks = payloads(_chat_stream(wish, [Delta(token_ids=(5,), texts=(CALL,))], last))
+    assert [one["choices"][0]["delta"].get("content", "none") for one in chunks] == [None, "none", "none"]
+    (whole,) = chat_answer(wish, Outcome("q:1", last), model="m", created=9)["choices"]
+    assert whole["message"]["content"] is None
+
+
 @pytest.mark.parametrize("logprobs", [False, True])
 @pytest.mark.parametrize("size", [1, 3, 1000])
 def test_chunks_of_calls_make_the_message(size: int, logprobs: bool) -> None:

@@ -145,7 +145,7 @@ class Batches:
             )
         return self._batch(job, spec, is_cancelled=False)
 
-    def get(self, id: str, tenant: str = "default") -> Batch:
+    def get(self, id: str, tenant: str = "default") -> Batch:  # noqa: A002 (the word of the whole API)
         """Where a job stands.
 
         Raises:
@@ -184,7 +184,7 @@ class Batches:
                         continue
         return found[:limit]
 
-    def cancel(self, id: str, tenant: str = "default") -> Batch:
+    def cancel(self, id: str, tenant: str = "default") -> Batch:  # noqa: A002
         """Feed no more of a job, cancel what is under way, keep what is done. Once it has ended, nothing.
 
         Raises:
@@ -231,7 +231,7 @@ class Batches:
 
     # --- parts
 
-    def _found(self, id: str, tenant: str) -> tuple[Job, Spec]:
+    def _found(self, id: str, tenant: str) -> tuple[Job, Spec]:  # noqa: A002
         try:
             job = BulkJob.fetch(id, connection=self._redis)
             spec = Spec.read(job.args[0])
@@ -241,7 +241,7 @@ class Batches:
             raise _not_found()
         return job, spec
 
-    def _is_cancelled(self, id: str) -> bool:
+    def _is_cancelled(self, id: str) -> bool:  # noqa: A002
         return bool(self._redis.exists(cancel_key(id)))
 
     def _batch(self, job: Job, spec: Spec, *, is_cancelled: bool) -> Batch:
@@ -270,7 +270,7 @@ class Batches:
         )
 
 
-def cancel_key(id: str) -> str:
+def cancel_key(id: str) -> str:  # noqa: A002
     """The key that tells whoever runs a job to end it."""
     return f"streamfleet:batch:{id}:cancel"
 

@@ -85,7 +85,7 @@ def float32s(embedding: Embedding) -> list[float]:
 def dialect(name: DialectName, queue: str) -> Dialect:
     """The form of this name, for lines that this queue answers."""
     if name == "openai":
-        from streamfleet_producer.bulk.openai_dialect import OpenAIDialect
+        from streamfleet_producer.bulk.openai_dialect import OpenAIDialect  # noqa: PLC0415 - it knows this module
 
         return OpenAIDialect(queue)
     return OwnDialect()

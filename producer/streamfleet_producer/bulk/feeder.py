@@ -159,7 +159,7 @@ class Feeder:
             return self._dialect.parse(fields)
         except StreamfleetError:
             raise
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - as above: one line must not end the job
             raise InvalidRequest(f"the request cannot be read ({type(error).__name__})") from None
 
     def _refuse_line(self, line: Line, custom_id: str | None, error: StreamfleetError) -> None:
@@ -184,7 +184,7 @@ class Feeder:
         ids = [f"{self._fleet.queue}:{self._rid(key)}" for key in item.keys]
         try:
             line = encoded(item.asked.answer(item.custom_id, ids, ends))
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, it must not cost the other lines
             told = GenerationFailed(f"the answer cannot be told ({type(error).__name__})")
             self._results.refuse(encoded(self._dialect.refusal(item.custom_id, told)))
         else:

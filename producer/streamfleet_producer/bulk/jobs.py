@@ -42,7 +42,7 @@ def allow(name: str, function: Callable[..., Any]) -> None:
 class BulkJob(Job):
     """A job whose function is one of `FUNCTIONS`; its arguments are JSON."""
 
-    def __init__(self, id: str | None = None, connection: Any = None, serializer: Any = None) -> None:
+    def __init__(self, id: str | None = None, connection: Any = None, serializer: Any = None) -> None:  # noqa: A002
         # Whoever forgets the serializer gets JSON, never RQ's own default, which is pickle.
         super().__init__(id, connection, serializer or JSONSerializer)
 
@@ -52,7 +52,7 @@ class BulkJob(Job):
         callbacks = (self._success_callback_name, self._failure_callback_name, self._stopped_callback_name)
         try:
             return self.func_name in FUNCTIONS and self.instance is None and not any(callbacks)
-        except Exception:
+        except Exception:  # noqa: BLE001 - whatever its bytes are, they are no job of ours
             return False
 
     @property
@@ -118,7 +118,7 @@ class BulkQueue(Queue):
             return super().fetch_job(job_id)
         except AWAY:
             raise
-        except Exception:
+        except Exception:  # noqa: BLE001 - anybody may have written it: it must not end the worker
             return None
 
     @classmethod
@@ -130,7 +130,7 @@ class BulkQueue(Queue):
             return super()._fetch_dequeued_job(connection, queue_key, job_id, **options)
         except AWAY:
             raise
-        except Exception:
+        except Exception:  # noqa: BLE001 - as above
             connection.lrem(IntermediateQueue.get_intermediate_queue_key(queue_key), 1, job_id)
             return None
 

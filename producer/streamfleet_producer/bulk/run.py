@@ -56,7 +56,7 @@ def run_batch(told: BulkSettings, fields: dict[str, Any]) -> str:
         InvalidRequest: that is no spec, or names files that this worker may not touch.
     """
     job = get_current_job()
-    assert isinstance(job, BulkJob)
+    assert isinstance(job, BulkJob)  # noqa: S101 - `BulkWorker` knows no other
     spec = Spec.read(fields)
     if spec.id != job.id:
         raise InvalidRequest("not a bulk job: its id is another's")
@@ -66,7 +66,7 @@ def run_batch(told: BulkSettings, fields: dict[str, Any]) -> str:
         asyncio.run(run.to_end())
     except (StreamfleetError, OSError) as error:
         run.failed(error)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - a fault of ours: whoever went on would meet it again
         # Without its message, which may have a part of somebody's line.
         _log.error("bulk job %s broke:\n%s", spec.id, "".join(traceback.format_tb(error.__traceback__)))
         run.failed(StreamfleetError(f"the job broke ({type(error).__name__}): see the log of its RQ worker"))

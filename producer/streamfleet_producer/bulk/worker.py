@@ -72,7 +72,7 @@ class BulkWorker(Worker):
         """Whether a signal asked it to."""
         return self._shutdown_requested_date is not None
 
-    def get_heartbeat_ttl(self, job: Job, working_time: float = 0.0) -> int:
+    def get_heartbeat_ttl(self, job: Job, working_time: float = 0.0) -> int:  # noqa: ARG002
         return self.lease_s
 
     def handle_warm_shutdown_request(self) -> None:

@@ -47,6 +47,7 @@ async def test_each_line_is_answered_once_whoever_is_killed(
         )
 
 
+@pytest.mark.slow
 async def test_a_worker_that_is_missed_though_its_job_runs_is_waited_for(tmp_path: Path) -> None:
     (tmp_path / "in.jsonl").write_text('{"custom_id": "a", "request": {"prompt": "p"}}\n')
     paths = [tmp_path / f"{kind}.jsonl" for kind in ("in", "out", "err")]

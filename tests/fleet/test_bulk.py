@@ -6,6 +6,8 @@ import asyncio
 import json
 from pathlib import Path
 
+import pytest
+
 from command import environment, streamfleet
 from streamfleet_common.schemas import GenerateRequest
 from streamfleet_producer import Client
@@ -13,6 +15,8 @@ from streamfleet_producer import Client
 LIMIT_S = 60.0
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(180)
 async def test_a_job_gives_the_answers_of_the_client(fleet: Client, fleet_url: str, tmp_path: Path) -> None:
     prompts = [f"word {number} and" for number in range(30)]
     source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"

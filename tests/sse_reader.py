@@ -19,11 +19,16 @@ class Sent:
     last_id: str
 
 
-async def sent_events(response: httpx.Response, last_id: str = "") -> AsyncIterator[Sent]:
-    """The events of a response, as the HTML standard says they are to be read. Comments are left out."""
+def sent_events(response: httpx.Response, last_id: str = "") -> AsyncIterator[Sent]:
+    """The events of a response to a request that came with this `Last-Event-ID`."""
+    return events_in(response.aiter_lines(), last_id)
+
+
+async def events_in(lines: AsyncIterator[str], last_id: str = "") -> AsyncIterator[Sent]:
+    """The events in lines, as the HTML standard says they are to be read. Comments are left out."""
     name = ""
     data: list[str] = []
-    async for line in response.aiter_lines():
+    async for line in lines:
         if not line:
             if data:
                 yield Sent(name or "message", json.loads("\n".join(data)), last_id)

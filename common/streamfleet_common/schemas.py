@@ -431,12 +431,15 @@ def _plain(value: Any) -> Any:
     return _encodable(str(value))
 
 
+_Detail = bool | int | float | Text | Annotated[tuple[Text, ...], SEQUENCE, Field(max_length=1000)] | None
+
+
 class Failure(Message):
     """An error on the wire; `errors.from_wire` makes the exception of it."""
 
     code: Annotated[str, Field(max_length=64)]
     message: Annotated[str, Field(max_length=4000)]
-    details: dict[str, Any] = Field(default_factory=dict)
+    details: Annotated[dict[Name, _Detail], Field(max_length=64)] = Field(default_factory=dict)
 
     @classmethod
     def of(cls, error: errors.StreamfleetError) -> Failure:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import struct
 from collections.abc import Callable
 from typing import Any
@@ -26,6 +27,7 @@ from streamfleet_common.schemas import (
     Failure,
     GenerateRequest,
     Guide,
+    Parts,
     Prefill,
     Restart,
     Retry,
@@ -603,15 +605,28 @@ def test_garbage_is_refused(decode: Callable[[bytes], object], data: bytes) -> N
 
 
 def test_depth_is_counted_from_the_message() -> None:
-    deepest = {"code": "c", "message": "m", "details": {}}
     value: Any = 1
-    for _ in range(13):
-        value = [value]
-    deepest["details"] = {"x": value}  # message, error and details: with these 16 levels
-    assert isinstance(codec.decode_event(packed(type="end", state="failed", error=deepest)), End)
-    deepest["details"] = {"x": [value]}
+    for _ in range(14):
+        value = [value]  # with the message and its values 16 levels
+    assert isinstance(codec.decode_event(packed(type="parts", values=[value])), Parts)
     with pytest.raises(Undecodable, match="deeper than 16"):
-        codec.decode_event(packed(type="end", state="failed", error=deepest))
+        codec.decode_event(packed(type="parts", values=[[value]]))
+
+
+@pytest.mark.parametrize("detail", [math.nan, math.inf, b"bytes", {"a": "b"}, [1], [["a"]], "x" * 4_194_305])
+def test_details_of_errors_are_plain_values(detail: Any) -> None:
+    failure = {"code": "c", "message": "m", "details": {"limit": detail}}
+    with pytest.raises(InvalidRequest):
+        codec.decode_event(packed(type="end", state="failed", error=failure))
+
+
+@pytest.mark.parametrize("detail", [None, True, 7, 0.5, "text", ["a", "b"], []])
+def test_plain_details_come_through_as_they_are(detail: Any) -> None:
+    failure = {"code": "c", "message": "m", "details": {"limit": detail}}
+    end = codec.decode_event(packed(type="end", state="failed", error=failure))
+    assert isinstance(end, End)
+    assert end.error is not None
+    assert end.error.error().details == {"limit": detail}
 
 
 def test_the_depth_of_values_that_hold_no_list_is_not_mistaken() -> None:

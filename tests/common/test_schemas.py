@@ -487,7 +487,9 @@ def test_messages_are_frozen(message: Message) -> None:
 
 
 def test_every_message_was_tried() -> None:
-    assert {type(message) for message in MESSAGES} == set(Message.__subclasses__())
+    # Others subclass it, too; these are what crosses the wire.
+    ours = {kind for kind in Message.__subclasses__() if kind.__module__.startswith("streamfleet_common.")}
+    assert {type(message) for message in MESSAGES} == ours
 
 
 def test_sequences_become_tuples() -> None:

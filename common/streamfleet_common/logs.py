@@ -1,6 +1,6 @@
 """How a worker or a gateway logs: structlog to standard error, JSON for machines or lines for people.
 
-Needs structlog, which the base install lacks.
+Needs structlog, which the base install lacks: it is imported when a process configures its log.
 """
 
 from __future__ import annotations
@@ -9,15 +9,18 @@ import logging
 import os
 import sys
 from collections.abc import Callable
-from typing import Any, TextIO, cast
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
-import structlog
+if TYPE_CHECKING:
+    import structlog
 
 
 class _Forwarder(logging.Handler):
     """Brings what is logged by the standard library alone, as an engine does, into the same lines."""
 
     def emit(self, record: logging.LogRecord) -> None:
+        import structlog  # noqa: PLC0415 (an extra)
+
         structlog.get_logger().log(record.levelno, record.getMessage())
 
 
@@ -45,6 +48,7 @@ class _StandardError:
 
 def configure(log_format: str, level: str, **bound: str) -> None:
     """Set structlog up, with `bound` on every line. Prompts and answers are never logged."""
+    import structlog  # noqa: PLC0415 (an extra)
 
     def add_bound(
         _logger: Any, _method: str, event: structlog.typing.EventDict

@@ -431,7 +431,10 @@ def _plain(value: Any) -> Any:
     return _encodable(str(value))
 
 
-_Detail = bool | int | float | Text | Annotated[tuple[Text, ...], SEQUENCE, Field(max_length=1000)] | None
+_Detail = Annotated[
+    bool | int | float | Text | Annotated[tuple[Text, ...], SEQUENCE, Field(max_length=1000)] | None,
+    Said("a plain value is wanted: a text, a number, true, false, null, or a list of texts"),
+]
 
 
 class Failure(Message):

@@ -128,7 +128,8 @@ class Checked(RuleBasedStateMachine):
         for stream in queue.streams():
             pipe.xrange(f"{T}:s:{stream}")
             pipe.xpending_range(f"{T}:s:{stream}", "w", "-", "+", 100)
-        open_, later, dead, counts, *streams = pipe.execute()
+        open_, later, dead, counts, *streams = pipe.execute(raise_on_error=False)
+        assert not [answer for answer in streams if isinstance(answer, Exception)], "a stream is gone"
         assert sorted(rid.decode() for rid in open_) == sorted(request.rid for request in queue.open())
         assert len(open_) <= LIMIT
         assert [(rid.decode(), at - EPOCH_MS) for rid, at in later] == [

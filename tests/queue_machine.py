@@ -368,6 +368,35 @@ class Fleet(Checked):
         for count in counts:
             self.take(OWNERS[0], STREAMS[:6], count)
 
+    @rule(to=st.integers(1, 2), is_taken=st.booleans(), is_harmed=st.booleans(), ends=st.booleans())
+    def merge(self, to: int, is_taken: bool, is_harmed: bool, ends: bool) -> None:
+        """There are fewer sub-lanes, while something waits or runs in those that are to go."""
+        self.split(3)
+        self.share({})
+        self.submit_all([submission(tenant=tenant) for tenant in TENANTS])
+        if is_taken:
+            self.take(OWNERS[0], STREAMS, 6)
+        if is_harmed:
+            for item in [one.item for one in self.queue.open() if one.item and one.item.is_there]:
+                if item.stream[-1:].isdigit():
+                    self.queue.delete(item)
+                    self.raw.xdel(f"{T}:s:{item.stream}", item.eid)
+        self.split(to)
+        self.sweep()
+        if ends:
+            self.hand_back(OWNERS[0], True)
+        self.take(OWNERS[1], STREAMS, 6)
+        self.sweep()
+
+    @rule(owner=OWNER, heir=OWNER)
+    def die_in_sub_lanes(self, owner: str, heir: str) -> None:
+        """An owner falls silent about what it took from several of them."""
+        self.split(3)
+        self.submit_all([submission(tenant=tenant) for tenant in TENANTS])
+        self.take(owner, STREAMS, 6)
+        self.fall_silent(owner, 24)
+        self.take(heir, STREAMS, 6)
+
     @rule(tenant=st.sampled_from(TENANTS))
     def spend(self, tenant: str) -> None:
         """A tenant comes to the end of its tokens for the day."""

@@ -14,6 +14,8 @@ from typing import Any
 from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from streamfleet_producer.gateway.gathering import Gathering
+
 SILENCE_S = 30.0
 """How long a client may take for a head, and between two parts of a body."""
 STALL_S = 60.0
@@ -44,7 +46,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._looking: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
+        super().connection_made(Gathering(transport, self.loop))
         self._since = self.loop.time()
         self._looking = self.loop.call_later(self.look_s, self._look)
 

@@ -47,6 +47,7 @@ def main() -> int:
         access_log=False,
         log_config=None,
         server_header=False,
+        proxy_headers=False,
         limit_concurrency=settings.max_connections,
         timeout_graceful_shutdown=round(settings.drain_timeout_s),
         ssl_certfile=settings.tls_certificate,

@@ -50,5 +50,6 @@ class Place(NamedTuple):
 def unknown() -> InvalidRequest:
     """The error for a place that no event of the request has."""
     return InvalidRequest(
-        "no event of this request has this id: give one that you were given, or none to begin at the first event"
+        "no event of this request has this id: give one that you were given, or none to begin at the first "
+        "event"
     )

@@ -14,7 +14,7 @@ local LANES = {h = T .. ':s:high', n = T .. ':s:normal', b = T .. ':s:bulk'}
 local find, match, sub, floor = string.find, string.match, string.sub, math.floor
 local MAX_BUDGET_WAIT_MS = 3600000
 local ABOUT = '^[hnb]|[s-]|([1-9]%d*)|%d%d?%d?%.%d+%.[rf]|(%d+)|([%w_.-]+)|[^|\n]+$'
-local costs, whose = {}, {}
+local costs, whose, tenants = {}, {}, {}
 for at = 2, #ARGV, 4 do
   -- The limits of `Envelope`. A record that breaks them could not be ended, nor could the rest of its batch.
   local rid, deadline, about = ARGV[at], ARGV[at + 1], ARGV[at + 2]
@@ -26,7 +26,8 @@ for at = 2, #ARGV, 4 do
     return redis.error_reply('ERR submit: the values of request ' .. (at + 2) / 4 .. ' are not valid')
   end
   costs[#costs + 1] = tonumber(cost)
-  whose[#whose + 1] = tenant
+  if not tenants[tenant] then tenants[tenant] = {added = 0, cost = 0, lane = 0} end
+  whose[#whose + 1] = tenants[tenant]
 end
 
 local time = redis.call('TIME')
@@ -44,17 +45,12 @@ for i = 1, count do names[i] = T .. ':r:' .. ARGV[4 * i - 2] end
 local known = redis.call('MGET', unpack(names))
 
 -- The tenants of the batch, each with its sub-lane, its share and what counts against that, if it has one.
-local tenants, order = {}, {}
-for i = 1, count do
-  local tenant = whose[i]
-  if not tenants[tenant] then
-    order[#order + 1] = tenant
-    tenants[tenant] = {added = 0, cost = 0, lane = F > 1 and tonumber(sub(redis.sha1hex(tenant), 1, 8), 16) % F or 0}
-  end
-end
+local order = {}
+for tenant in pairs(tenants) do order[#order + 1] = tenant end
 local shares = redis.pcall('HMGET', T .. ':shares', '*', unpack(order))
 for i, tenant in ipairs(order) do
   local one = tenants[tenant]
+  if F > 1 then one.lane = tonumber(sub(redis.sha1hex(tenant), 1, 8), 16) % F end
   local most, most_tokens, daily = match(shares[i + 1] or shares[1] or '', '^(%d+)|(%d+)|(%d+)$')
   if most then
     local open = redis.pcall('HMGET', T .. ':tenants', tenant, tenant .. '|t')
@@ -108,7 +104,7 @@ end
 local replies, accepted, batch, added = {}, {}, {}, 0
 for i = 1, count do
   local at = 4 * i - 2
-  local rid, cost, one = ARGV[at], costs[i], tenants[whose[i]]
+  local rid, cost, one = ARGV[at], costs[i], whose[i]
   local reason, most
   if one.most then reason, most = over(one, cost) end
   local record = known[i] or batch[rid]
@@ -146,7 +142,7 @@ for i, number in ipairs(accepted) do
   local rid, about = ARGV[at], ARGV[at + 2]
   local deadline = string.format('%.0f', now + ARGV[at + 1])
   local lane = sub(about, 1, 1)
-  local key, code, sub_lane = LANES[lane], lane, tenants[whose[number]].lane
+  local key, code, sub_lane = LANES[lane], lane, whose[number].lane
   if sub_lane > 0 then key, code = key .. ':' .. sub_lane, lane .. sub_lane .. '.' end
   local eid = redis.call('XADD', key, '*', 'r', rid, 'p', ARGV[at + 3])
   records[2 * i - 1] = T .. ':r:' .. rid

@@ -66,8 +66,9 @@ class Clients:
             yield lent.client
         finally:
             lent.users -= 1
-            self._lent.move_to_end(name)
-            await self._trim()
+            if name in self._lent:  # else all were closed meanwhile
+                self._lent.move_to_end(name)
+                await self._trim()
 
     async def close(self) -> None:
         """Close them all. Whoever still waits gets `Cancelled`, and his request is cancelled."""

@@ -17,9 +17,10 @@ from gateway_process import Gateway
 from hand_worker import HandWorker, Work, delta
 from hired import eventually_so
 from streamfleet_common.errors import QueueFull
-from streamfleet_producer import Choice, Client, Delta
+from streamfleet_producer import Cancelled, Choice, Client, Delta, GenerateRequest, Hub
 from streamfleet_producer.event_reader import MAX_FRAMES
 from streamfleet_producer.gateway.call import Call, ClientGone
+from streamfleet_producer.gateway.clients import Clients
 from streamfleet_producer.gateway.dialects import OPENAI
 from streamfleet_producer.gateway.event_stream import HEARTBEAT, OPENED, EventStream
 from streamfleet_producer.gateway.http_protocol import BoundedProtocol
@@ -285,6 +286,19 @@ async def is_cancelled(client: Client, work: Work) -> None:
         return (await client.status(work.rid)).state == "cancelled"
 
     await eventually_so(so, "the cancellation")
+
+
+async def test_a_gateway_that_ends_cancels_what_its_streams_wait_for(
+    redis_url: str, hand: HandWorker, client: Client
+) -> None:
+    async with Hub(redis_url) as hub:
+        clients = Clients(hub, durability="fast", tokenizers={})
+        async with clients.of(ANYBODY, "q") as lent, lent.stream(GenerateRequest(prompt="x")) as tokens:
+            [work] = await hand.take()
+            await clients.close()
+            with pytest.raises(Cancelled):
+                await anext(tokens)
+        await is_cancelled(client, work)
 
 
 async def test_a_second_request_behind_a_stream_waits_and_does_not_hide_that_the_client_left(

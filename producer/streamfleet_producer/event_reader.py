@@ -247,9 +247,10 @@ class EventReader:
 
     def _apply(self, frame: Frame) -> None:
         events = self._transcript.apply(frame, frame.event())
-        # A restart and all that it brings again is one step: who comes back amid it begins it anew.
-        places = [None] * (len(events) - 1) + [Place(frame.epoch, frame.seq)]
-        self._show(events, places if events else (), Place(frame.epoch, frame.seq))
+        if events:
+            at = Place(frame.epoch, frame.seq)
+            # A restart and all that it brings again is one step: who comes back amid it begins it anew.
+            self._show(events, [*[None] * (len(events) - 1), at], at)
 
     def _show_last(self, events: Sequence[StreamEvent], end: End, at: Place) -> None:
         """Show what comes with the end."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
 
 from streamfleet_common.errors import StreamfleetError
 from streamfleet_common.schemas import End
@@ -34,11 +35,12 @@ async def told(
     try:
         place, event = stream.place, None
         if is_queued:
-            async for told_first in _waited(stream, position, look_s):
-                if isinstance(told_first, bytes):
-                    yield told_first
-                else:
-                    event = told_first
+            async with aclosing(_waited(stream, position, look_s)) as waiting:
+                async for first in waiting:
+                    if isinstance(first, bytes):
+                        yield first
+                    else:
+                        event = first
         else:
             event = await stream.next_event()
         while event is not None:

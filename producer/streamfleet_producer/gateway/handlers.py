@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 
 from pydantic import ConfigDict, RootModel
 from starlette.responses import Response
@@ -15,7 +16,7 @@ from streamfleet_producer.gateway.call import Call
 from streamfleet_producer.gateway.dialects import json_response
 from streamfleet_producer.gateway.event_stream import OPENED
 from streamfleet_producer.gateway.fleet_events import told
-from streamfleet_producer.gateway.operation import Operation, Parameter
+from streamfleet_producer.gateway.operation import Operation
 
 KIND = "call"
 
@@ -59,13 +60,15 @@ async def call_handler(call: Call[HandlerInput]) -> ASGIApp | Response:
             headers["x-request-id"] = f"{served.queue}:{parts.id}"
             yield OPENED
             lines = call.services.lines
-            async for chunk in told(
+            events = told(
                 parts,
                 lambda: lines.position(served.queue, parts.id),
                 is_queued=parts.ticket.state == "queued",
                 look_s=lines.life_s,
-            ):
-                yield chunk
+            )
+            async with aclosing(events):
+                async for chunk in events:
+                    yield chunk
 
     if "text/event-stream" in call.http.headers.get("accept", "").lower():
         return await call.stream(chunks(), headers=headers)
@@ -78,18 +81,10 @@ OPERATIONS = (
         "POST",
         "/v1/handlers/{name}",
         call_handler,
-        "Call a handler: the body is its input, the answer its output.",
+        "Call a handler, whose input is the body; with `Accept: text/event-stream` its parts come as events.",
         "handlers",
         body=HandlerInput,
         answer_type="application/json",
         streams=True,
-        parameters=(
-            Parameter(
-                "Accept",
-                "header",
-                {"type": "string"},
-                "`text/event-stream` for the parts of the output as they come.",
-            ),
-        ),
     ),
 )

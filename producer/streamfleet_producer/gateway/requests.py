@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Any
 
 from pydantic import BaseModel
@@ -102,10 +103,10 @@ async def events(call: Call[None]) -> ASGIApp | Response:
             yield OPENED
             is_queued = stream.ticket.state == "queued"
             lines = call.services.lines
-            async for chunk in told(
-                stream, lambda: lines.position(queue, rid), is_queued=is_queued, look_s=lines.life_s
-            ):
-                yield chunk
+            said = told(stream, lambda: lines.position(queue, rid), is_queued=is_queued, look_s=lines.life_s)
+            async with aclosing(said):
+                async for chunk in said:
+                    yield chunk
 
     response = await call.stream(chunks(), headers=headers)
     if over:

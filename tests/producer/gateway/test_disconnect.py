@@ -16,6 +16,8 @@ from eventually import eventually
 from gateway_process import Gateway
 from hand_worker import HandWorker, Work, delta
 from hired import eventually_so
+from streamfleet_common import codec
+from streamfleet_common.deliveries import Emission
 from streamfleet_common.errors import QueueFull
 from streamfleet_producer import Cancelled, Choice, Client, Delta, GenerateRequest, Hub
 from streamfleet_producer.event_reader import MAX_FRAMES
@@ -275,6 +277,14 @@ async def connected(gateway: Gateway, **options: Any) -> tuple[asyncio.StreamRea
     return await asyncio.open_connection(host, int(port), **options)
 
 
+async def emit(hand: HandWorker, work: Work, count: int) -> None:
+    """Tell so many pieces at once."""
+    body = codec.encode(PIECE)
+    tenant, first = work.envelope.tenant, work.seq + 1
+    work.seq += count
+    await hand.broker.emit([Emission(work.delivery, tenant, first + place, body) for place in range(count)])
+
+
 def reset(writer: asyncio.StreamWriter) -> None:
     """Break a connection off, as a machine that goes away does."""
     writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -360,7 +370,7 @@ async def test_a_client_that_takes_nothing_is_given_up_and_its_connection_closed
 
     async def given_up() -> bool:
         # More than all buffers on the way hold.
-        await hand.emit(work, PIECE)
+        await emit(hand, work, 100)
         return (await client.status(work.rid)).state == "cancelled"
 
     await eventually_so(given_up, "the cancellation")
@@ -374,9 +384,9 @@ async def test_a_slow_client_catches_up_from_the_log(
     reader, writer = await connected(gateway, limit=1024)
     writer.write(post("/v1/completions", STREAM))
     [work] = await hand.take()
-    count = MAX_FRAMES + 200  # more than are kept for a reader, and more than the line holds
-    for _ in range(count):
-        await hand.emit(work, PIECE)
+    count = MAX_FRAMES // 100 * 100 + 200  # more than are kept for a reader, and more than the line holds
+    for _ in range(0, count, 100):
+        await emit(hand, work, 100)
     choice = Choice(text="", token_ids=PIECE.token_ids * count, finish_reason="length")
     await hand.answer(work, choices=(choice,))
     said = bytearray()

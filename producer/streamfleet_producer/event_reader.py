@@ -55,8 +55,6 @@ class EventReader:
         """What stands in place of any further event, once those in `_ready` are read."""
         self.voids: deque[Shown | None] = deque()
         """What each restart that is still to be read takes back; None if that is not known."""
-        self.place: Place | None = None
-        """Behind what `next` has given another reader may go on; None before the first event."""
         self._link = link
         self._on_restart = on_restart
         self._max_frames = max_frames
@@ -75,12 +73,19 @@ class EventReader:
         self._outage_since = math.inf
         self._transcript = Transcript()
         self._log_at = (0, 0)
-        self._ready: deque[tuple[StreamEvent, Place | None]] = deque()
+        self._ready: deque[tuple[StreamEvent, Frame | Place | None]] = deque()
+        self._at: Frame | Place | None = None
         self.is_over = False
         """Nothing follows the place behind which it was to go on."""
         self._after: Place | None = None
         """What was shown up to there is not shown again."""
         self._end_place: Place | None = None
+
+    @property
+    def place(self) -> Place | None:
+        """Behind what `next` has given another reader may go on; None before the first event."""
+        at = self._at
+        return Place(at.epoch, at.seq) if isinstance(at, Frame) else at
 
     # --- from the submit to the end
 
@@ -116,7 +121,7 @@ class EventReader:
         Raises:
             InvalidRequest: no event of the request has this place.
         """
-        self._after = self.place = after
+        self._after = self._at = after
         self.is_over = record.end is not None and after == Place(record.end.epoch, record.end.seq)
         if after.part and not _is_part_of(after, record):
             raise unknown()
@@ -205,12 +210,12 @@ class EventReader:
         """The next event; None when there are no more. Raises as `TokenStream` says."""
         while True:
             if self._ready:
-                event, place = self._ready.popleft()
-                if place is not None:
-                    self.place = place
+                event, at = self._ready.popleft()
+                if at is not None:
+                    self._at = at
                 return event
             if self.end is not None:
-                self.place = self._end_place
+                self._at = self._end_place
             if self.error is not None:
                 raise self.error
             if self.end is not None:
@@ -247,7 +252,9 @@ class EventReader:
 
     def _apply(self, frame: Frame) -> None:
         events = self._transcript.apply(frame, frame.event())
-        if events:
+        if len(events) == 1 and self._after is None and not isinstance(events[0], Restart):
+            self._ready.append((events[0], frame))  # as nearly always
+        elif events:
             at = Place(frame.epoch, frame.seq)
             # A restart and all that it brings again is one step: who comes back amid it begins it anew.
             self._show(events, [*[None] * (len(events) - 1), at], at)

@@ -25,7 +25,8 @@ from streamfleet_producer.gateway import (
     tgi,
 )
 from streamfleet_producer.gateway.dialects import OPENAI, json_response
-from streamfleet_producer.gateway.operation import Application, Operation
+from streamfleet_producer.gateway.operation import Operation
+from streamfleet_producer.gateway.resource import Resource
 from streamfleet_producer.gateway.services import Services
 from streamfleet_producer.gateway.settings import GatewaySettings
 
@@ -58,9 +59,10 @@ def application(settings: GatewaySettings) -> Starlette:
         finally:
             await services.close()
 
-    routes = [
-        Route(operation.path, Application(operation), methods=[operation.method]) for operation in OPERATIONS
-    ]
+    resources: dict[str, Resource] = {}
+    for operation in OPERATIONS:
+        resources.setdefault(operation.path, Resource()).add(operation)
+    routes = [Route(path, resource) for path, resource in resources.items()]
     return Starlette(routes=routes, lifespan=lifespan, exception_handlers={HTTPException: _nowhere})
 
 

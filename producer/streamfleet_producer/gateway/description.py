@@ -76,7 +76,7 @@ def _operation(operation: Operation, refs: Any) -> dict[str, Any]:
     elif operation.answer_type is not None:
         answer[operation.answer_type] = {"schema": {}}
     if operation.streams:
-        answer["text/event-stream"] = {"schema": {"type": "string"}}
+        answer["text/event-stream"] = {"schema": {}}
     said: dict[str, Any] = {
         "summary": operation.summary,
         "tags": [operation.tag],

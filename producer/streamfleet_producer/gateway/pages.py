@@ -63,8 +63,18 @@ async def openapi(call: Call[None]) -> Response:
 
 
 OPERATIONS = (
-    Operation("GET", "/", fleet_page, "The fleet, as a page.", "pages", public=True, hidden=True),
-    Operation("GET", "/docs", docs_page, "The interface, as a page.", "pages", public=True, hidden=True),
-    Operation("GET", "/static/{name}", page_part, "What they load.", "pages", public=True, hidden=True),
-    Operation("GET", "/openapi.json", openapi, "This description.", "pages", public=True, hidden=True),
+    Operation(
+        *("GET", "/", fleet_page, "The fleet, as a page.", "pages"), answer_type="text/html", public=True
+    ),
+    Operation(
+        *("GET", "/docs", docs_page, "The interface, as a page.", "pages"),
+        answer_type="text/html",
+        public=True,
+    ),
+    Operation(
+        *("GET", "/openapi.json", openapi, "This description.", "pages"),
+        answer_type="application/json",
+        public=True,
+    ),
+    Operation("GET", "/static/{name}", page_part, "What the pages load.", "pages", public=True, hidden=True),
 )

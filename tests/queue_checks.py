@@ -147,6 +147,7 @@ class Checked(RuleBasedStateMachine):
 
     @invariant()
     def nothing_waits_where_nobody_looks(self) -> None:
+        assert int(self.raw.hget(f"{T}:control", "sub_lanes_top") or 1) == self.queue.top
         known = {f"{T}:s:{stream}".encode() for stream in self.queue.streams()}
         assert {key for key in self.raw.keys(f"{T}:s:*") if self.raw.xlen(key)} <= known
 

@@ -392,7 +392,8 @@ class Fleet(Checked):
     def die_in_sub_lanes(self, owner: str, heir: str) -> None:
         """An owner falls silent about what it took from several of them."""
         self.split(3)
-        self.submit_all([submission(tenant=tenant) for tenant in TENANTS])
+        day_ms = 86_400_000
+        self.submit_all([submission(tenant=tenant, deadline_ms=day_ms) for tenant in TENANTS])
         self.take(owner, STREAMS, 6)
         self.fall_silent(owner, 24)
         self.take(heir, STREAMS, 6)

@@ -195,7 +195,10 @@ while top > used and top > 1 and is_left('h' .. top - 1) and is_left('n' .. top 
 end
 if top < before then
   call('HSET', T .. ':control', 'sub_lanes_top', top)
-  for i = top, before - 1 do call('DEL', T .. STREAMS['h' .. i], T .. STREAMS['n' .. i], T .. STREAMS['b' .. i]) end
+  -- The streams themselves stay, with the ids that they have given: a place must never come twice.
+  for i = top, before - 1 do
+    for _, letter in ipairs({'h', 'n', 'b'}) do redis.pcall('XGROUP', 'DESTROY', T .. STREAMS[letter .. i], 'w') end
+  end
 end
 
 -- When the oldest waiting request of each lane was accepted, noted for those who watch the queue.

@@ -41,7 +41,7 @@ class Clients:
         self._durability: Durability = durability
         self._tokenizers = tokenizers
         self._most_idle = most_idle
-        self._lent: OrderedDict[tuple[str, str], _Lent] = OrderedDict()
+        self._lent: OrderedDict[tuple[Tenant, str], _Lent] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._lent)
@@ -49,7 +49,7 @@ class Clients:
     @asynccontextmanager
     async def of(self, tenant: Tenant, queue: str) -> AsyncIterator[Client]:
         """A client that is not closed before the context is left."""
-        name = (tenant.name, queue)
+        name = (tenant, queue)
         lent = self._lent.get(name)
         if lent is None:
             client = Client(

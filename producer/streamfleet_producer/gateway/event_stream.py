@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import traceback
 from collections.abc import AsyncGenerator, Callable
 from typing import cast
 
-import structlog
 from starlette.types import Receive, Scope, Send
 
-from streamfleet_common.errors import GenerationFailed, StreamfleetError
+from streamfleet_common.errors import StreamfleetError
 from streamfleet_producer.gateway.dialects import Dialect
+from streamfleet_producer.gateway.failures import failure_of
+from streamfleet_producer.gateway.refusals import ENDING, Ending
 
 STALLED_S = 60.0
 """After so long without taking anything a client is given up."""
 HEARTBEAT = b": \n\n"
 OPENED = b""
 """The first thing a generator gives: its request is accepted, and from here on errors are chunks."""
-
-log = structlog.get_logger()
 
 
 class EventStream:
@@ -107,11 +105,13 @@ class EventStream:
                 await self._send(send, _body(chunk))
         except StreamfleetError as error:
             await self._send(send, _body(self._dialect.chunk(error)))
+        except asyncio.CancelledError:
+            if self._left:
+                raise
+            # The server ends, and waits for nobody any more.
+            await self._send(send, _body(self._dialect.chunk(Ending(ENDING))))
         except Exception as error:  # noqa: BLE001 (whatever it is, the client has to be told)
-            # Without the exception's words, which may quote a prompt.
-            log.error("the gateway failed amid a stream", kind=type(error).__name__, at=_where(error))
-            failure = GenerationFailed("the gateway failed on this request; its log says why")
-            await self._send(send, _body(self._dialect.chunk(failure)))
+            await self._send(send, _body(self._dialect.chunk(failure_of(error, "a stream"))))
         await self._send(send, {"type": "http.response.body", "body": b"", "more_body": False})
 
     def _start(self) -> dict[str, object]:
@@ -164,11 +164,6 @@ class EventStream:
     async def _beat(self, send: Send) -> None:
         with contextlib.suppress(OSError):
             await self._send(send, _body(HEARTBEAT), "heartbeat")
-
-
-def _where(error: Exception) -> str:
-    frame = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{frame.filename}:{frame.lineno}"
 
 
 def _body(chunk: bytes) -> dict[str, object]:

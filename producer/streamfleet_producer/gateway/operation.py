@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import structlog
 from pydantic import BaseModel, ValidationError
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from streamfleet_common.errors import GenerationFailed, InvalidRequest, StreamfleetError
+from streamfleet_common.errors import InvalidRequest, StreamfleetError
 from streamfleet_common.message import problems
 from streamfleet_producer.gateway.call import Call, ClientGone
 from streamfleet_producer.gateway.dialects import OPENAI, Dialect
+from streamfleet_producer.gateway.failures import failure_of
 from streamfleet_producer.gateway.keys import ANYBODY, Tenant
-from streamfleet_producer.gateway.refusals import BodyTooLarge, HeaderTooLarge, Overloaded, Unauthorized
+from streamfleet_producer.gateway.refusals import (
+    ENDING,
+    BodyTooLarge,
+    Ending,
+    HeaderTooLarge,
+    Overloaded,
+    Unauthorized,
+)
 from streamfleet_producer.gateway.services import Services
-
-log = structlog.get_logger()
 
 Endpoint = Callable[[Call[Any]], Awaitable[ASGIApp | Response]]
 
@@ -103,11 +109,11 @@ class Application:
                 return
             except StreamfleetError as error:
                 response = operation.dialect.response(error)
-            except Exception:
-                # Without the exception's words, which may quote a prompt.
-                log.exception("the gateway failed on a request", route=operation.path)
-                failure = GenerationFailed("the gateway failed on this request; its log says why")
-                response = operation.dialect.response(failure)
+            except asyncio.CancelledError:
+                # The server ends, and waits for nobody any more.
+                response = operation.dialect.response(Ending(ENDING))
+            except Exception as error:  # noqa: BLE001 (whatever it is, the client has to be told)
+                response = operation.dialect.response(failure_of(error, operation.path))
             await response(scope, receive, sending)
         finally:
             services.metrics.ended(operation.path, status, time.monotonic() - began_at)

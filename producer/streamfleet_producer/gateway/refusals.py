@@ -33,6 +33,16 @@ class NoWorker(StreamfleetError):
     retryable = True
 
 
+class Ending(StreamfleetError):
+    """The gateway was told to end, and has waited as long as it may."""
+
+    code = "gateway_ending"
+    retryable = True
+
+
+ENDING = "this gateway ends: send the request again, to another one or in a moment"
+
+
 class Overloaded(StreamfleetError):
     """The gateway has as many requests under way as it may."""
 
@@ -55,6 +65,7 @@ class HeaderTooLarge(InvalidRequest):
 _STATUSES: tuple[tuple[type[StreamfleetError], int], ...] = (
     (Unauthorized, 401),
     (NoWorker, 503),
+    (Ending, 503),
     (Overloaded, 429),
     (BodyTooLarge, 413),
     (HeaderTooLarge, 431),

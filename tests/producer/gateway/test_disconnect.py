@@ -169,15 +169,21 @@ async def test_what_a_stream_cleans_up_is_not_cut_short(peer: Peer, source: Sour
     assert source.cleaned == 1
 
 
-@pytest.mark.parametrize("left", [False, True])
-async def test_a_server_that_ends_is_not_mistaken_for_a_client(
-    peer: Peer, source: Source, left: bool
-) -> None:
+async def test_a_server_that_ends_says_so(peer: Peer, source: Source) -> None:
     sending = await answered(peer, source)
     await eventually(lambda: peer.sent)
-    if left:
-        peer.gone.set()
-        await asyncio.sleep(0)  # he is noticed, and nothing is done about it yet
+    sending.cancel()
+    await sending
+    assert b'"gateway_ending"' in peer.body
+    assert peer.sent[-1] == {"type": "http.response.body", "body": b"", "more_body": False}
+    assert source.cleaned == 1
+
+
+async def test_a_server_that_ends_is_not_mistaken_for_a_client(peer: Peer, source: Source) -> None:
+    sending = await answered(peer, source)
+    await eventually(lambda: peer.sent)
+    peer.gone.set()
+    await asyncio.sleep(0)  # he is noticed, and nothing is done about it yet
     sending.cancel()
     with pytest.raises(asyncio.CancelledError):
         await sending

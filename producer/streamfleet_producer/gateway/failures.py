@@ -1,0 +1,24 @@
+"""Faults of the gateway itself: what its log says of one, and what the client is told."""
+
+from __future__ import annotations
+
+import traceback
+
+import structlog
+
+from streamfleet_common.errors import GenerationFailed
+
+FRAMES = 8
+
+log = structlog.get_logger()
+
+
+def failure_of(error: Exception, route: str) -> GenerationFailed:
+    """The error to be told for an exception that nobody foresaw.
+
+    The log gets its kind and where it was raised, not its words: they may quote a prompt.
+    """
+    frames = traceback.extract_tb(error.__traceback__)[-FRAMES:]
+    at = [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames]
+    log.error("the gateway failed on a request", route=route, kind=type(error).__name__, at=at)
+    return GenerationFailed("the gateway failed on this request; its log says where")

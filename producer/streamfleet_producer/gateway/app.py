@@ -50,7 +50,11 @@ def application(settings: GatewaySettings) -> Starlette:
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        services = Services.of(settings)
+        try:
+            services = Services.of(settings)
+        except Exception as error:
+            app.state.why_not = error  # for the process, which has better words for it than the server
+            raise
         app.state.operations = OPERATIONS
         app.state.services = services
         services.start()

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import os
 import signal
+import socket
 import sys
 
 import structlog
-import uvicorn
+from starlette.applications import Starlette
 
 from streamfleet_common import logs
 from streamfleet_common.errors import StreamfleetError
 from streamfleet_common.settings import misspelled, read
 from streamfleet_producer.gateway.app import application
-from streamfleet_producer.gateway.http_protocol import bounded
 from streamfleet_producer.gateway.listening import listen
+from streamfleet_producer.gateway.server import GatewayServer
 from streamfleet_producer.gateway.settings import GatewaySettings
 
 WRONG_SETTINGS = 2
@@ -37,28 +39,46 @@ def main() -> int:
     try:
         listening = listen(settings.gateway_host, settings.gateway_port)
     except OSError as error:
-        log.error("cannot listen", host=settings.gateway_host, port=settings.gateway_port, reason=str(error))
+        why = error.strerror or error
+        fault = f"cannot listen on {settings.gateway_host}:{settings.gateway_port} ({why})"
+        log.error("%s: choose another STREAMFLEET_GATEWAY_PORT or STREAMFLEET_GATEWAY_HOST", fault)
         return 1
-    config = uvicorn.Config(
-        application(settings),
-        http=bounded(settings.max_header_bytes),
-        ws="none",
-        lifespan="on",
-        access_log=False,
-        log_config=None,
-        server_header=False,
-        proxy_headers=False,
-        limit_concurrency=settings.max_connections,
-        timeout_graceful_shutdown=round(settings.drain_timeout_s),
-        ssl_certfile=settings.tls_certificate,
-        ssl_keyfile=settings.tls_key,
-    )
-    host, port = listening.getsockname()[:2]
-    scheme = "https" if settings.tls_certificate else "http"
-    log.info("gateway listens", url=f"{scheme}://{host}:{port}", port=port)
+    with listening:
+        return _serve(settings, listening)
+
+
+def _serve(settings: GatewaySettings, listening: socket.socket) -> int:
+    app = application(settings)
+    try:
+        server = GatewayServer(app, settings, lambda: _greet(settings, listening))
+    except OSError as error:
+        log.error("tls_certificate and tls_key cannot be used: %s", error.strerror or error)
+        return WRONG_SETTINGS
     for ending in (signal.SIGTERM, signal.SIGINT):
         # uvicorn ends in peace when it gets one, and then raises it once more, for whoever was before it.
         signal.signal(ending, lambda *_: None)
-    server = uvicorn.Server(config)
-    asyncio.run(server.serve(sockets=[listening]))
+    try:
+        asyncio.run(server.serve(sockets=[listening]))
+    except SystemExit:
+        return _explained(app)
     return 0 if server.started else 1
+
+
+def _greet(settings: GatewaySettings, listening: socket.socket) -> None:
+    host, port = listening.getsockname()[:2]
+    scheme = "https" if settings.tls_certificate else "http"
+    shown = f"[{host}]" if ":" in host else host
+    keys = "wanted" if settings.keys_file else "none"
+    log.info("gateway listens", url=f"{scheme}://{shown}:{port}", port=port, keys=keys)
+    if settings.keys_file is None and not ipaddress.ip_address(host).is_loopback:
+        log.warning("no keys are asked for, and other machines can reach it: set STREAMFLEET_KEYS_FILE")
+
+
+def _explained(app: Starlette) -> int:
+    """Say why the gateway could not start; gives the exit status."""
+    error: BaseException | None = getattr(app.state, "why_not", None)
+    if isinstance(error, StreamfleetError):
+        log.error(error.message, code=error.code)
+        return WRONG_SETTINGS
+    log.error("the gateway failed while starting", exc_info=error)
+    return 1

@@ -50,6 +50,12 @@ def test_an_event_follows_iff_it_is_the_next_or_opens_a_higher_epoch(
     assert at((2, 0), (2, 1), (2, 2)).judge(frame(*place)) == verdict
 
 
+def voided(transcript: Transcript) -> list[Delta | Parts]:
+    """What the last restart took back."""
+    assert transcript.void is not None
+    return transcript.void.events()
+
+
 def test_the_log_may_open_an_epoch_without_its_start() -> None:
     transcript = at((1, 0))
     assert transcript.judge(frame(2, 1)) == "gap"
@@ -60,7 +66,7 @@ def test_the_log_may_open_an_epoch_without_its_start() -> None:
 def test_a_new_epoch_takes_back_what_was_shown() -> None:
     transcript = at((1, 0), (1, 1))
     assert transcript.apply(frame(2, 0), START) == [Restart(reason=LOST), START]
-    assert transcript.void.events() == [delta("a")]
+    assert voided(transcript) == [delta("a")]
     assert transcript.said.events() == []
     assert at((1, 0)).apply(frame(2, 0), START) == [START]
 
@@ -178,9 +184,9 @@ def test_where_the_promise_is_broken_all_that_was_said_comes_after_a_restart() -
         PREFILL,
         delta("abxy"),
     ]
-    assert transcript.void.events() == [delta("abcd")]
+    assert voided(transcript) == [delta("abcd")]
     assert transcript.apply(frame(3, 4), delta("z", 4)) == [delta("z", 4)]
-    assert transcript.void.events() == [delta("abcd")]
+    assert voided(transcript) == [delta("abcd")]
 
 
 ONE = delta("ab").model_copy(update={"logprobs": (-1.0, -2.0), "top_logprobs": (((0, -1.0),), ((1, -2.0),))})
@@ -227,7 +233,7 @@ def test_several_attempts_are_all_compared_with_what_was_shown() -> None:
     assert attempt(transcript, 5, SAME, PREFILL, delta("abcdefgh")) == [delta("h", 7)]
     other = SAME.model_copy(update={"exact": ""})
     assert attempt(transcript, 6, other) == [Restart(reason=LOST), other]
-    assert transcript.void.events() == [delta("abcdefgh")]
+    assert voided(transcript) == [delta("abcdefgh")]
 
 
 def test_an_attempt_that_has_said_little_takes_back_all_that_was_shown_before_it() -> None:
@@ -236,7 +242,7 @@ def test_an_attempt_that_has_said_little_takes_back_all_that_was_shown_before_it
     assert attempt(transcript, 2, SAME) == []
     other = SAME.model_copy(update={"exact": "another"})
     assert attempt(transcript, 3, other) == [Restart(reason=LOST), other]
-    assert transcript.void.events() == [delta("abc")]
+    assert voided(transcript) == [delta("abc")]
 
 
 def choice_of(index: int, text: str, first_id: int = 0) -> Delta:
@@ -258,8 +264,8 @@ def test_one_choice_may_be_further_than_another() -> None:
         choice_of(2, "k"),
         choice_of(1, "vX"),
     ]
-    voided = {line.index: line.text for line in transcript.void.events() if isinstance(line, Delta)}
-    assert voided == {0: "abc", 1: "vwx", 2: "k"}
+    texts = {line.index: line.text for line in voided(transcript) if isinstance(line, Delta)}
+    assert texts == {0: "abc", 1: "vwx", 2: "k"}
 
 
 def test_an_attempt_that_ends_before_what_was_shown_differs() -> None:
@@ -381,7 +387,7 @@ def test_a_new_attempt_takes_parts_back() -> None:
     transcript = Transcript()
     attempt(transcript, 1, START, parts(1, 2))
     assert attempt(transcript, 2, START, parts(1)) == [Restart(reason=LOST), START, parts(1)]
-    assert transcript.void.events() == [parts(1, 2)]
+    assert voided(transcript) == [parts(1, 2)]
     assert transcript.complete(output(1, 7, of=3, last_seq=1)) == [Restart(reason=LOST), parts(1, 7)]
 
 

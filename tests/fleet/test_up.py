@@ -8,11 +8,13 @@ import re
 import shlex
 import signal
 import socket
+import urllib.error
+import urllib.request
 from pathlib import Path
 
 import pytest
 
-from command import Running, descendants, environment, running, streamfleet, wait_gone
+from command import LIMIT_S, Running, descendants, environment, running, streamfleet, wait_gone
 from streamfleet_common.embedded import EmbeddedBroker
 from streamfleet_producer.cli import up
 
@@ -21,6 +23,28 @@ def free_port() -> str:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return str(probe.getsockname()[1])
+
+
+def curl(line: str) -> tuple[int, str]:
+    """Do what a curl line says; gives the status and the body."""
+    arguments = shlex.split(line)
+    assert arguments[0] == "curl"
+    options = dict(zip(arguments[2::2], arguments[3::2], strict=True))
+    headers = dict(value.split(": ", 1) for name, value in options.items() if name == "-H")
+    asked = urllib.request.Request(arguments[1], options["-d"].encode(), headers)
+    try:
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(
+            asked, timeout=LIMIT_S
+        ) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as refused:
+        with refused:
+            return refused.code, refused.read().decode()
+
+
+def gateway_of(fleet: Running) -> int:
+    (gateway,) = (pid for pid, args in descendants(fleet.process.pid).items() if args.endswith(".gateway"))
+    return gateway
 
 
 def workers_of(fleet: Running) -> dict[int, str]:
@@ -36,7 +60,7 @@ def workers_of(fleet: Running) -> dict[int, str]:
 def test_a_fleet_is_asked_mended_and_ended() -> None:
     port = free_port()
     env = environment(STREAMFLEET_REDIS_URL=f"redis://localhost:{port}/0")
-    with running("up", "--workers", "2", "--port", port) as fleet:
+    with running("up", "--workers", "2", "--port", port, "--no-gateway") as fleet:
         scraped = fleet.wait_for("metrics").split()[-1]
         fleet.wait_for("Ready. Point a client at")
         assert fleet.wait_for("url").split()[-1] == f"redis://localhost:{port}/0"
@@ -71,7 +95,7 @@ def test_a_fleet_is_asked_mended_and_ended() -> None:
 def test_the_broker_comes_back_with_its_data(tmp_path: Path) -> None:
     port = free_port()
     env = environment(STREAMFLEET_REDIS_URL=f"redis://localhost:{port}/0")
-    with running("up", "--port", port, "--data", str(tmp_path)) as fleet:
+    with running("up", "--port", port, "--data", str(tmp_path), "--no-gateway") as fleet:
         fleet.wait_for("Ready.")
         rid = streamfleet("submit", "ECHO 2", env=env).stdout.strip()
         assert streamfleet("result", rid, env=env).stdout == "tok0 tok1\n"
@@ -90,17 +114,83 @@ def test_the_broker_comes_back_with_its_data(tmp_path: Path) -> None:
 
 
 def test_killed_it_takes_all_along() -> None:
-    with running("up", "--port", free_port()) as fleet:
+    with running("up", "--port", free_port(), "--http-port", free_port()) as fleet:
         fleet.wait_for("Ready.")
         processes = descendants(fleet.process.pid)
+        assert gateway_of(fleet) in processes
         fleet.process.kill()
 
         assert fleet.end()[0] == -signal.SIGKILL
         wait_gone(processes)
 
 
+def test_its_gateway_is_asked_mended_and_ended(tmp_path: Path) -> None:
+    http_port = free_port()
+    home = f"http://localhost:{http_port}"
+    with running("up", "--port", free_port(), "--http-port", http_port) as fleet:
+        assert fleet.wait_for("openai").split()[-1] == f"{home}/v1"
+        assert fleet.wait_for("page").split()[-1] == home
+        line = fleet.wait_for("curl")
+        status, body = curl(line)
+        # What the scripted engine says to a prompt that is no command.
+        assert json.loads(body)["choices"][0]["message"]["content"] == "What is the capital of France?"
+        assert status == 200
+
+        os.kill(gateway_of(fleet), signal.SIGKILL)
+        fleet.wait_for("gateway   ended: it was killed by signal 9; it starts again in 1 s")
+        fleet.wait_for("gateway   is back")
+        assert curl(line)[0] == 200
+        processes = descendants(fleet.process.pid)
+
+        os.killpg(fleet.process.pid, signal.SIGINT)
+        status, said = fleet.end()
+
+        assert status == 0
+        assert said[-1].startswith("ending: the workers finish what they run")
+        wait_gone(processes)
+
+
+def test_a_gateway_that_cannot_start_is_the_end() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        done = streamfleet("up", "--port", free_port(), "--http-port", port)
+
+    assert done.returncode == 1
+    assert done.stderr == (
+        "error: the gateway ended while starting: "
+        f"cannot listen on 127.0.0.1:{port} (Address already in use): "
+        "choose another STREAMFLEET_GATEWAY_PORT or STREAMFLEET_GATEWAY_HOST\n"
+    )
+    assert "Address" not in done.stdout
+
+
+def test_where_keys_are_wanted_it_says_so(tmp_path: Path) -> None:
+    keys = tmp_path / "keys.json"
+    key = streamfleet("keys", "add", "acme", "--keys-file", str(keys)).stdout.strip()
+    env = environment(STREAMFLEET_KEYS_FILE=str(keys))
+    with running("up", "--port", free_port(), "--http-port", free_port(), env=env) as fleet:
+        line = fleet.wait_for("curl")
+        assert curl(line)[0] == 401
+        assert curl(line.replace("KEY", key))[0] == 200
+
+
+def test_without_the_extra_it_goes_on_without_a_gateway(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['uvicorn'] = None\n")
+    env = environment(PYTHONPATH=str(tmp_path))
+    words = "the HTTP gateway needs the Python package uvicorn: pip install 'streamfleet[gateway]'"
+    with running("up", "--port", free_port(), env=env) as fleet:
+        fleet.wait_for(f"gateway   left out: {words}")
+        fleet.wait_for("Ready.")
+        fleet.wait_for("Ctrl-C ends all.")
+        assert not any(" openai " in line or " page " in line for line in fleet.said)
+    alone = streamfleet("gateway", env=env)
+    assert (alone.returncode, alone.stderr) == (2, f"error: {words}\n")
+
+
 def test_another_s_server_is_used_and_left_alone(redis_url: str) -> None:
-    with running("up", "--redis-url", redis_url, "--queue", "mine") as fleet:
+    with running("up", "--redis-url", redis_url, "--queue", "mine", "--no-gateway") as fleet:
         fleet.wait_for("not started here")
         fleet.wait_for("Ready.")
         assert streamfleet("stream", "ECHO 1", "--redis-url", redis_url).stdout == "tok0\n"
@@ -124,14 +214,13 @@ def test_a_port_that_was_asked_for_and_is_taken(server: EmbeddedBroker) -> None:
     assert "is taken: stop what listens there or choose another port" in done.stderr
 
 
-def test_by_default_it_takes_the_next_free_port(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_by_default_it_takes_the_next_free_port() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        monkeypatch.setattr(up, "DEFAULT_PORT", port)
 
-        assert up._free_port() > port
+        assert up._free_port(port, "--port") > port
 
 
 def test_a_worker_that_cannot_start_is_the_end() -> None:
@@ -169,11 +258,13 @@ def test_a_handler_is_shown_how_to_be_called_and_is_heard(tmp_path: Path) -> Non
     )
     port = free_port()
     env = environment(STREAMFLEET_ENGINE="auto", PYTHONPATH=str(tmp_path))
-    with running("up", "--port", port, "--handler", "mine:shout", env=env) as fleet:
+    given = ("--port", port, "--http-port", free_port(), "--handler", "mine:shout")
+    with running("up", *given, env=env) as fleet:
         hint = shlex.split(fleet.wait_for("streamfleet call"))
         assert hint[1:4] == ["call", "shout", '{"text": "…", "times": 1}']
         answer = streamfleet(*hint[1:])
         assert (answer.returncode, answer.stdout) == (0, '"…"\n')
+        assert curl(fleet.wait_for("curl")) == (200, '"…"')
         fleet.wait_for("worker 1 │ called with 1")
         os.killpg(fleet.process.pid, signal.SIGINT)
         assert fleet.end()[0] == 0

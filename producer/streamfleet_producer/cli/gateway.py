@@ -8,9 +8,10 @@ from typing import Annotated
 
 from typer import Option
 
+from streamfleet_common.errors import Unsupported
+from streamfleet_producer.cli.gateway_process import COMMAND
 from streamfleet_producer.cli.workers import environment
-
-COMMAND = (sys.executable, "-P", "-m", "streamfleet_producer.gateway")
+from streamfleet_producer.gateway.extra import missing
 
 
 def gateway(
@@ -23,13 +24,21 @@ def gateway(
     ] = None,
     tgi_model: Annotated[str | None, Option(help="What serves TGI's routes.")] = None,
     files_dir: Annotated[str | None, Option(help="A folder for uploaded files and batches.")] = None,
+    drain_timeout_s: Annotated[
+        float | None, Option(help="How long answers may go on when it is told to stop.")
+    ] = None,
     redis_url: Annotated[str | None, Option(help="Where Redis is.")] = None,
 ) -> None:
     """Serve HTTP: OpenAI's and TGI's routes, and our own. The page at / shows them.
 
-    What is not given comes from the environment (STREAMFLEET_GATEWAY_PORT, STREAMFLEET_KEYS_FILE, ...).
+    Ctrl-C lets it finish the answers under way; its exit status is 0 then. What is not given comes from the
+    environment (STREAMFLEET_GATEWAY_PORT, STREAMFLEET_KEYS_FILE, ...).
     """
     settings = dict(locals())
+    lacking = missing()
+    if lacking is not None:
+        raise Unsupported(lacking, feature="gateway")
+    # The gateway takes this process over: signals and exit status are its own.
     sys.stdout.flush()
     sys.stderr.flush()
     os.execve(COMMAND[0], COMMAND, environment(settings))  # noqa: S606 - no shell is wanted

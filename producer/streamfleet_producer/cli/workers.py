@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import sys
@@ -14,14 +13,13 @@ from urllib.request import urlopen
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from streamfleet_producer.cli.log_lines import SERIOUS, read_record, worded
 from streamfleet_producer.cli.processes import TiedProcess
 from streamfleet_producer.cli.terminal import printable
 
 HOST = "127.0.0.1"
 SCRAPE_LIMIT_S = 5.0
 TAIL_LINES = 12
-_SERIOUS = ("warning", "error", "critical")
-_NO_DETAIL = ("event", "level", "timestamp", "worker", "supervisor", "exception")
 # `-P`: a file called like one of our imports, in the folder where the user happens to be, is none of ours.
 COMMAND = (sys.executable, "-P", "-m", "streamfleet_worker")
 
@@ -104,8 +102,8 @@ class Workers:
 
     def tail(self) -> list[str]:
         """The end of their log, in words."""
-        lines = [line for line in self._process.lines() if "supervisor" not in (_record(line) or {})]
-        return [line if (record := _record(line)) is None else _worded(record) for line in lines][
+        lines = [line for line in self._process.lines() if "supervisor" not in (read_record(line) or {})]
+        return [line if (record := read_record(line)) is None else worded(record) for line in lines][
             -TAIL_LINES:
         ]
 
@@ -115,7 +113,7 @@ class Workers:
         if status is None:
             return self.why_one_ended or "it ended"
         for line in reversed(self._process.lines()):
-            record = _record(line)
+            record = read_record(line)
             if record is None and line.strip():
                 return line.strip()  # the last line of a traceback, or a complaint before the log was set up
             if record is not None and record.get("level") in ("error", "critical"):
@@ -143,7 +141,7 @@ class Workers:
         return values
 
     def _follow(self, line: str) -> None:
-        record = _record(line)
+        record = read_record(line)
         with self._changed:
             said = self._passed_on(line) if record is None else self._heard(record)
             self._changed.notify_all()
@@ -167,8 +165,8 @@ class Workers:
                 f"worker {worker.number}  {_description(record)}",
                 f"          metrics {_metrics_url(worker.port)}",
             ]
-        elif record.get("level") in _SERIOUS and not str(event).startswith("giving up"):
-            return self._passed_on(_worded(record), worker)
+        elif record.get("level") in SERIOUS and not str(event).startswith("giving up"):
+            return self._passed_on(worded(record), worker)
         return []
 
     def _ended(self, record: dict[str, Any]) -> list[str]:
@@ -212,18 +210,3 @@ def _description(facts: Mapping[str, Any]) -> str:
 
 def _metrics_url(port: int | None) -> str:
     return f"http://{HOST}:{port}/metrics"
-
-
-def _record(line: str) -> dict[str, Any] | None:
-    try:
-        record = json.loads(line)
-    except ValueError:
-        return None
-    return record if isinstance(record, dict) and "event" in record else None
-
-
-def _worded(record: Mapping[str, Any]) -> str:
-    """A record in words; below them its traceback, if it has one."""
-    details = " ".join(f"{name}={value}" for name, value in record.items() if name not in _NO_DETAIL)
-    words = f"{record.get('level', ''):<8} {record['event']} {details}".rstrip()
-    return "\n".join([words, *str(record.get("exception", "")).splitlines()])

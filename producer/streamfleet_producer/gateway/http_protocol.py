@@ -1,8 +1,9 @@
 """HTTP as uvicorn speaks it, for clients that may mean harm: no endless head, and nobody who sends nothing.
 
 uvicorn's protocol keeps whatever head a client sends, and waits for the rest of it for ever, and for a client
-that takes nothing of its answer. When a connection is lost it tells the request that came last, though one
-before that may still be answered.
+that takes nothing of its answer. It also puts what follows a body, its trailers, behind the head, without any
+bound and after the head was looked at. When a connection is lost it tells the request that came last, though
+one before that may still be answered.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ LOOK_S = 5.0
 
 class BoundedProtocol(HttpToolsProtocol):
     """Refuses heads over `max_header_bytes` (431), and closes connections that keep us waiting.
+
+    What comes with a body and is none of it, trailers above all, has the same bound, and is read by nobody.
 
     A class attribute, since uvicorn makes one object a connection by itself: see `bounded`.
     """
@@ -76,11 +79,10 @@ class BoundedProtocol(HttpToolsProtocol):
             self._since = self.loop.time()
         elif not self._head_bytes:
             self._since = self.loop.time()  # the next request on a connection that was idle
-        if self._in_head:
-            self._head_bytes += len(data)
+        self._head_bytes += len(data)
         super().data_received(data)
         # By the pieces that came: the parser keeps a header field to itself until it has the whole of it.
-        if self._in_head and self._head_bytes > self.max_header_bytes:
+        if self._head_bytes > self.max_header_bytes:
             self._refuse(431)
 
     def on_message_begin(self) -> None:
@@ -91,11 +93,22 @@ class BoundedProtocol(HttpToolsProtocol):
         self._in_head, self._in_body, self._head_bytes = False, True, 0
         super().on_headers_complete()
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._in_body:
+            super().on_header(name, value)
+
+    def on_body(self, body: bytes) -> None:
+        self._head_bytes = 0
+        super().on_body(body)
+
     def on_message_complete(self) -> None:
-        self._in_head, self._in_body = True, False
+        self._in_head, self._in_body, self._head_bytes = True, False, 0
         super().on_message_complete()
 
     def _refuse(self, status: int) -> None:
+        if self._in_body and self.cycle.response_started:
+            self.transport.abort()
+            return
         phrase = http.HTTPStatus(status).phrase
         head = f"HTTP/1.1 {status} {phrase}\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
         self.transport.write(head.encode())

@@ -84,3 +84,36 @@ async def test_who_asks_and_waits_is_answered(gateway: Gateway) -> None:
     said = await said_to(gateway, b"GET /healthz HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
     assert said.startswith(b"HTTP/1.1 200 ")
     assert said.endswith(b"ok\n")
+
+
+_CHUNKED = b"POST /v1/requests HTTP/1.1\r\nhost: x\r\nconnection: close\r\ntransfer-encoding: chunked\r\n"
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [b"0\r\n" + b"name: value\r\n" * 1261, b"0\r\nname: " + b"a" * 16_384, b"1;name=" + b"a" * 16_384],
+    ids=["many trailers", "one without an end", "an extension of a chunk"],
+)
+async def test_what_comes_beside_a_body_is_bounded_too(gateway: Gateway, piece: bytes) -> None:
+    host, port = gateway.url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(_CHUNKED + b"expect: 100-continue\r\n\r\n")
+    async with asyncio.timeout(PATIENCE_S):
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 100 ")
+        writer.write(piece)
+        assert (await reader.read()).startswith(b"HTTP/1.1 431 ")
+    writer.close()
+
+
+async def test_a_body_in_many_small_chunks_is_read(gateway: Gateway) -> None:
+    chunks = [b"1\r\n \r\n" * 1000] * 8
+    said = await said_to(gateway, _CHUNKED + b"\r\n", *chunks, b"2\r\n{}\r\n0\r\n\r\n")
+    assert said.startswith(b"HTTP/1.1 400 ")
+
+
+async def test_trailers_are_no_part_of_the_head(gateway: Gateway) -> None:
+    # It was judged before they come; an endpoint that looks at it later must find the same.
+    body = b'{"queue": "q", "request": {"prompt": "a"}}'
+    last = b"%x\r\n%s\r\n0\r\nx-lane: nowhere\r\n\r\n" % (len(body), body)
+    assert b"X-Lane" in await said_to(gateway, _CHUNKED + b"x-lane: nowhere\r\n\r\n", last)
+    assert b"X-Lane" not in await said_to(gateway, _CHUNKED + b"\r\n", last)

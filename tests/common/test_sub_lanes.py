@@ -10,10 +10,11 @@ import pytest
 
 from broker_parts import START, STREAMS, begin_waiting, card, finish, retry, submission
 from server_view import OTHER, RID, T, assert_drained, fields_of, waiting_in
-from silence import LEASE_MS, lose, sweep
+from silence import LEASE_MS, calm, lose, sweep
 from streamfleet_common.broker import Broker
 from streamfleet_common.deliveries import Delivery
 from streamfleet_common.errors import InvalidRequest, Undecodable
+from streamfleet_common.housekeeping import AT_ONCE
 from streamfleet_common.keys import AGAIN, MAX_SUB_LANES, Keys, Stream, parse_place, place_of, sub_lane_of
 from streamfleet_common.schemas import LANES
 
@@ -218,6 +219,26 @@ async def lose_in(broker: Broker, raw: Any, number: int) -> Any:
     for entry in raw.xpending_range(key, "w", "-", "+", 10):
         raw.xclaim(key, "w", entry["consumer"], 0, [entry["message_id"]], idle=LEASE_MS + 1000, justid=True)
     return await sweep(broker, raw)
+
+
+async def test_one_call_of_a_sweep_takes_no_more_of_many_sub_lanes_than_of_one(
+    broker: Broker, raw: Any
+) -> None:
+    await split(broker, 8)
+    count = 2 * AT_ONCE // 3
+    await broker.submit([submission(tenant=tenant) for tenant in ("acme", "beta") for _ in range(count)])
+    assert len(await look(broker, 2 * count)) == 2 * count
+    for number in (3, 5):
+        key = f"{T}:s:normal:{number}"
+        for entry in raw.xpending_range(key, "w", "-", "+", count):
+            raw.xclaim(key, "w", "w1", 0, [entry["message_id"]], idle=LEASE_MS + 1000, justid=True)
+    calm(raw)
+    script = broker._calls._scripts["sweep"]
+    _, requeued, _, _, _, more, *_ = raw.eval(
+        script.text, 1, broker.keys.tag, LEASE_MS, AT_ONCE, b"", b"", b"", b""
+    )
+    assert (requeued, more) == (AT_ONCE, 1)
+    assert (await sweep(broker, raw)).requeued == 2 * count - AT_ONCE
 
 
 async def test_what_was_given_without_a_word_is_found(broker: Broker) -> None:

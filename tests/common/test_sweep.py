@@ -273,6 +273,14 @@ async def test_a_sweep_of_nothing(broker: Broker, raw: Any) -> None:
     assert consumers_of(raw, "normal") == []
 
 
+async def test_who_is_lazy_takes_all_the_same_what_one_call_cannot(broker: Broker, raw: Any) -> None:
+    count = AT_ONCE + 1
+    await begin(broker, *(submission() for _ in range(count)))
+    age(raw)
+    calm(raw)
+    assert (await broker.sweep(lease_ms=LEASE_MS, lazy=True)).requeued == count
+
+
 async def test_of_many_who_sweep_only_one_looks_after_everything(broker: Broker, raw: Any) -> None:
     await begin(broker, submission(rid=RID))
     age(raw)

@@ -106,14 +106,17 @@ if ARGV[7] == '1' and at - tonumber(full_at or 0) < lease / 3 then
 end
 local top = back.sub_lanes()
 local codes = back.all_codes(top)
-notes[#notes + 1] = 'full'
-notes[#notes + 1] = now
 if not grace then
   local keep = call('HGET', T .. ':control', 'dead_payload') == '1'
+  local left = limit -- of all streams together: there may be two hundred, and one call holds everybody up
   for _, code in ipairs(codes) do
-    local eids = back.pending(code, lease, limit)
+    local eids = back.pending(code, lease, left)
     back.recover(code, eids, true, events, keep, now, counts)
-    if #eids == limit then more = 1 end
+    left = left - #eids
+    if left <= 0 then
+      more = 1
+      break
+    end
   end
   settle()
   ended = {rids = {}, entries = {}, later = {}, tenants = {}, uncounted = false}
@@ -212,6 +215,10 @@ for i, letter in ipairs({'h', 'n', 'b'}) do
   waited[i] = accepted > 0 and at - accepted or 0
   notes[#notes + 1] = 'oldest:' .. sub(STREAMS[letter], 4)
   notes[#notes + 1] = string.format('%.0f', accepted)
+end
+if more == 0 then -- else whoever is lazy goes on all the same
+  notes[#notes + 1] = 'full'
+  notes[#notes + 1] = now
 end
 call('HSET', T .. ':sweep', unpack(notes))
 return {#overdue, counts.requeued, counts.failed, counts.dead, counts.stray, more, grace and 1 or 0, unpack(waited)}

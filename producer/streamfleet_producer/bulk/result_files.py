@@ -78,9 +78,16 @@ class ResultFiles:
         self._errors.close()
 
     def _append(self, file: IO[bytes], line: bytes) -> None:
-        while line:  # a disk that fills up takes a part; the rest then raises
-            line = line[file.write(line) :]
+        begin = file.tell()
         self._unsynced = True
+        try:
+            while line:  # a disk that fills up takes a part; the rest then raises
+                line = line[file.write(line) :]
+        except OSError:
+            # Whoever reads the file finds whole lines, and so does what may still be written behind them.
+            file.truncate(begin)
+            file.seek(begin)
+            raise
 
 
 def encoded(line: dict[str, Any]) -> bytes:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import resource
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +95,25 @@ def test_nobody_else_writes_at_the_same_time(paths: tuple[Path, Path]) -> None:
         ResultFiles.open(*paths)
     first.close()
     ResultFiles.open(*paths).close()
+
+
+def test_a_disk_that_is_full_leaves_whole_lines(paths: tuple[Path, Path]) -> None:
+    results = ResultFiles.open(*paths)
+    line = encoded({"custom_id": "a", "answer": "x" * 60})
+    results.answer(line)
+    handler, limits = signal.signal(signal.SIGXFSZ, signal.SIG_IGN), resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (len(line) + 40, limits[1]))
+        with pytest.raises(OSError, match="too large"):
+            results.answer(encoded({"custom_id": "b", "answer": "y" * 60}))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert paths[0].read_bytes() == line
+    # Somebody has made room: what comes next is a line of its own.
+    results.answer(encoded({"custom_id": "c"}))
+    results.close()
+    assert [one["custom_id"] for one in lines(paths[0])] == ["a", "c"]
 
 
 def test_links_are_not_followed(paths: tuple[Path, Path], tmp_path: Path) -> None:

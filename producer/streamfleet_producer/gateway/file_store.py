@@ -132,7 +132,7 @@ class FileStore:
         """All files of a tenant, the newest first."""
         found = []
         with contextlib.suppress(FileNotFoundError):
-            for entry in os.scandir(self.folder / tenant):
+            for entry in os.scandir(self._folder(tenant)):
                 if entry.name.endswith(SUFFIX):
                     with contextlib.suppress(RequestNotFound):
                         found.append(self.get(tenant, entry.name.removesuffix(SUFFIX)))
@@ -145,7 +145,12 @@ class FileStore:
 
     def total_bytes(self) -> int:
         """Of the contents of all files."""
-        return sum(entry.stat().st_size for entry in self._entries() if not entry.name.endswith(SUFFIX))
+        total = 0
+        for entry in self._entries():
+            if not entry.name.endswith(SUFFIX):
+                with contextlib.suppress(FileNotFoundError):  # another gateway may have just removed it
+                    total += entry.stat().st_size
+        return total
 
     def remove_expired(self) -> int:
         """Remove what has expired, and leftovers that are as old. Gives how many files."""
@@ -179,8 +184,11 @@ class FileStore:
         )
 
     def _path(self, tenant: str, id: str) -> Path:  # noqa: A002
-        # A tenant's name may be `.` or `..`, which are no folders of its own.
-        return self.folder / f"{tenant}{'_' if tenant.strip('.') == '' else ''}" / id
+        return self._folder(tenant) / id
+
+    def _folder(self, tenant: str) -> Path:
+        # A tenant's name may be `.` or `..`, which are no folders of its own. No name has a `~`.
+        return self.folder / (tenant if tenant.strip(".") else f"{tenant}~")
 
     def _describe(self, tenant: str, file: StoredFile) -> None:
         path = self._path(tenant, file.id)

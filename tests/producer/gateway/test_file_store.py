@@ -55,6 +55,11 @@ def test_a_tenant_sees_its_own_files_alone(store: FileStore) -> None:
             store.delete(tenant, mine.id)
         assert store.list(tenant) == []
     theirs = store.add("..", io.BytesIO(b"y"), "y")
+    assert [file.id for file, _ in store.list("..")] == [theirs.id]
+    for tenant in ("._", ".._", "...", "."):
+        assert store.list(tenant) == []
+        with pytest.raises(RequestNotFound):
+            store.get(tenant, theirs.id)
     assert store.get("..", theirs.id)[1].is_relative_to(store.folder)
     assert [file.id for file, _ in store.list("acme")] == [mine.id]
 

@@ -80,6 +80,8 @@ class DeadReplay:
     async def replay_all(self, *, most: int) -> list[Replayed]:
         """Send the oldest again, at most so many; those that cannot be are passed over.
 
+        So are those of a tenant whose share is used up: the letters of others must not wait for it.
+
         Raises:
             QueueFull: the queue takes no more now; those before are sent.
         """
@@ -99,4 +101,7 @@ class DeadReplay:
                     done.append(await self.replay(letter))
                 except InvalidRequest:
                     continue
+                except QueueFull as error:
+                    if not error.reason.startswith("tenant_"):
+                        raise
         return done

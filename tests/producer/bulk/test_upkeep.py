@@ -14,6 +14,7 @@ import redis
 
 from hand_worker import HandWorker
 from hired import submit
+from streamfleet_common import codec
 from streamfleet_common.cards import Card, Limits
 from streamfleet_common.connections import Connections
 from streamfleet_common.errors import InvalidRequest, QueueFull
@@ -112,6 +113,22 @@ async def test_a_full_queue_keeps_its_dead(hand: HandWorker, broker: DeadBroker,
     with pytest.raises(QueueFull):
         await DeadReplay(broker).replay(letter)
     assert await broker.dead_letters() == [letter]
+
+
+async def test_a_tenant_without_room_keeps_nobody_else_from_being_sent_again(
+    hand: HandWorker, broker: DeadBroker, raw: Any
+) -> None:
+    await bury(hand, "first", "second")
+    first, second = await broker.dead_letters()
+    assert second.payload is not None
+    others = codec.decode_envelope(second.payload).changed({"tenant": "other"})
+    await broker.drop_dead([second.id])
+    payload, _ = codec.encode_envelope(others)
+    raw.xadd(broker.keys.dead, {"rid": second.rid, "why": "w", "payload": payload})
+    raw.hset(broker.keys.shares, "t", "0|0|1")
+    sent = await DeadReplay(broker, per_minute=60_000).replay_all(most=5)
+    assert len(sent) == 1
+    assert [letter.id for letter in await broker.dead_letters()] == [first.id]
 
 
 @pytest.mark.parametrize("rate", [0, -1, 10**6])

@@ -17,7 +17,7 @@ from streamfleet_producer.bulk.batch import Batch
 from streamfleet_producer.gateway.call import Call
 from streamfleet_producer.gateway.dialects import json_response
 from streamfleet_producer.gateway.file_store import FileStore, StoredFile
-from streamfleet_producer.gateway.files import on_thread, store_of
+from streamfleet_producer.gateway.files import COUNT, on_thread, store_of
 from streamfleet_producer.gateway.operation import Operation, Parameter
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ async def list_batches(call: Call[None]) -> Response:
     """The tenant's batches. Raises InvalidRequest and RequestNotFound."""
     desk, query = _desk(call), call.http.query_params
     limit = query.get("limit", "20")
-    if not limit.isdecimal() or not 1 <= int(limit) <= MAX_LIST:
+    if not COUNT.fullmatch(limit) or not 1 <= int(limit) <= MAX_LIST:
         raise InvalidRequest(f"limit: 1 to {MAX_LIST} is wanted")
 
     def read() -> list[Batch]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -22,6 +23,8 @@ from streamfleet_producer.gateway.operation import Operation, Parameter
 from streamfleet_producer.gateway.refusals import BodyTooLarge
 
 MAX_LIST = 10_000
+COUNT = re.compile(r"\d{1,9}")
+"""What `limit` may be: of more digits than some thousands Python makes no number."""
 _OVERHEAD = 64 * 1024
 """What a form has around its file; bytes."""
 
@@ -112,7 +115,7 @@ async def list_files(call: Call[None]) -> Response:
     """The tenant's files. Raises InvalidRequest."""
     store, query = store_of(call), call.http.query_params
     limit = query.get("limit", str(MAX_LIST))
-    if not limit.isdecimal() or not 1 <= int(limit) <= MAX_LIST:
+    if not COUNT.fullmatch(limit) or not 1 <= int(limit) <= MAX_LIST:
         raise InvalidRequest(f"limit: 1 to {MAX_LIST} is wanted")
     order = query.get("order", "desc")
     if order not in ("asc", "desc"):

@@ -158,6 +158,15 @@ async def test_what_is_no_batch_is_refused_and_leaves_no_files(
     assert {file.id async for file in client.files.list()} == {good.id, bad.id}
 
 
+@pytest.mark.parametrize("limit", ["0", "-1", "x", "10001", "9" * 5000])
+async def test_a_page_has_bounds(gateway: Gateway, limit: str) -> None:
+    async with httpx.AsyncClient(base_url=gateway.url) as client:
+        for path in ("/v1/files", "/v1/batches"):
+            answer = await client.get(path, params={"limit": limit})
+            assert answer.status_code == 400
+            assert "limit: 1 to" in answer.json()["error"]["message"]
+
+
 async def test_a_gateway_without_a_folder_says_so(redis_url: str) -> None:
     async with Gateway(redis_url) as gateway, httpx.AsyncClient(base_url=gateway.url) as client:
         for path in ("/v1/files", "/v1/batches"):

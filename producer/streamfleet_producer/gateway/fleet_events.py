@@ -8,12 +8,22 @@ from contextlib import aclosing
 
 from streamfleet_common.errors import StreamfleetError
 from streamfleet_common.schemas import End
-from streamfleet_producer.gateway.dialects import OPENAI, json_bytes
+from streamfleet_producer.gateway.dialects import OpenAIDialect, json_bytes
 from streamfleet_producer.token_stream import EventStream
 from streamfleet_producer.transcript import StreamEvent
 
 FIRST_LOOK_S = 0.25
 """So long nothing is said of waiting: most requests are begun by then."""
+
+
+class EventsDialect(OpenAIDialect):
+    """OpenAI's form; amid events an error is one of them."""
+
+    def chunk(self, error: StreamfleetError) -> bytes:
+        return _event(b"error", json_bytes(self.body(error)), "")
+
+
+EVENTS = EventsDialect()
 
 Position = Callable[[], Awaitable[int | None]]
 
@@ -50,7 +60,7 @@ async def told(
     except StreamfleetError as error:
         end = stream.ended
         if end is None or end.state == "done":
-            yield _event(b"error", json_bytes(OPENAI.body(error)), "")
+            yield EVENTS.chunk(error)
             return
     yield _encoded(stream.result, stream.place)
 

@@ -15,7 +15,7 @@ from streamfleet_common.schemas import End
 from streamfleet_producer.gateway.call import Call
 from streamfleet_producer.gateway.dialects import json_response
 from streamfleet_producer.gateway.event_stream import OPENED
-from streamfleet_producer.gateway.fleet_events import told
+from streamfleet_producer.gateway.fleet_events import EVENTS, told
 from streamfleet_producer.gateway.operation import Operation
 
 KIND = "call"
@@ -86,5 +86,6 @@ OPERATIONS = (
         body=HandlerInput,
         answer_type="application/json",
         streams=True,
+        dialect=EVENTS,
     ),
 )

@@ -22,7 +22,7 @@ from streamfleet_producer.client import Client
 from streamfleet_producer.gateway.call import Call
 from streamfleet_producer.gateway.directory import Served
 from streamfleet_producer.gateway.event_stream import OPENED
-from streamfleet_producer.gateway.fleet_events import told
+from streamfleet_producer.gateway.fleet_events import EVENTS, told
 from streamfleet_producer.gateway.operation import Operation, Parameter
 from streamfleet_producer.gateway.requests_schemas import (
     CancelledState,
@@ -217,5 +217,6 @@ OPERATIONS = (
             Parameter("last_event_id", "query", _AFTER, "The same, for who cannot send a header."),
         ),
         errors={"204": "The end itself was read: nothing follows."},
+        dialect=EVENTS,
     ),
 )

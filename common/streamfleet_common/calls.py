@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -74,6 +75,8 @@ _REFUSED = "refused a command ({error}): is it Redis 7.0 or newer, or Valkey 8 o
 _FORBIDDEN = Verdict(
     Action.GIVE_UP, "forbidden", "refuses this user: check the name, password and ACL in the URL"
 )
+_IN_SCRIPT = re.compile(r"ACL failure in script|user executing the script can't")
+"""How servers say that a script was let in, but not one of its commands, keys or channels."""
 _GONE = Verdict(Action.REGROUP, "refused", "holds none of the queue's streams ({error}): were they deleted?")
 _REPLICA = Verdict(Action.REDISCOVER, "read_only", "is a read-only replica: point the URL at the primary")
 _ELSEWHERE = Verdict(
@@ -131,7 +134,9 @@ def verdict(error: Exception) -> Verdict:
         return _REPLICA
     if code in TABLE:
         return TABLE[code]
-    if isinstance(error, (redis_errors.AuthenticationError, redis_errors.AuthorizationError)):
+    if isinstance(error, (redis_errors.AuthenticationError, redis_errors.AuthorizationError)) or (
+        _IN_SCRIPT.search(str(error))
+    ):
         return _FORBIDDEN
     if isinstance(error, redis_errors.MaxConnectionsError):
         # Ours, all of them at work: closing them would not help.

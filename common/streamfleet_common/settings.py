@@ -7,10 +7,11 @@ from difflib import get_close_matches
 from typing import Literal, TypeVar
 
 from pydantic import ValidationError
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from streamfleet_common.errors import InvalidRequest
 from streamfleet_common.message import QueueName, problems
+from streamfleet_common.secret_files import SECRETS, SUFFIX, SecretFiles
 
 Durability = Literal["fast", "safe", "replicated"]
 """What "accepted" outlives: a crash of Redis but for its last seconds; any crash of it; the loss of it."""
@@ -24,9 +25,23 @@ class FleetSettings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="STREAMFLEET_", frozen=True, extra="ignore")
 
     redis_url: str = "redis://localhost:6379/0"
-    """`redis://`, `rediss://` (TLS), `unix://` or `redis+sentinel://host:port,host:port/NAME/0`."""
+    """`redis://`, `rediss://` (TLS), `unix://` or `redis+sentinel://host:port,host:port/NAME/0`. One with a
+    password lies better in a file, which STREAMFLEET_REDIS_URL_FILE names."""
     queue: QueueName = "default"
     durability: Durability = "fast"
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """What is set otherwise counts; after that, secrets may lie in files."""
+        others = (init_settings, env_settings, dotenv_settings, file_secret_settings)
+        return (*others, SecretFiles(settings_cls))
 
 
 def read(settings: type[_S]) -> _S:
@@ -50,6 +65,7 @@ def misspelled(settings: type[BaseSettings], variables: Iterable[str]) -> dict[s
     """
     prefix = settings.model_config.get("env_prefix", "")
     known = {name.upper() for name in settings.model_fields}
+    known |= {name.upper() + SUFFIX for name in SECRETS}
     found = {}
     for variable in variables:
         name = variable.removeprefix(prefix)

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from streamfleet_producer.cli.acl import acl
 from streamfleet_producer.cli.bulk import bulk
 from streamfleet_producer.cli.call import call
 from streamfleet_producer.cli.cancel import cancel
@@ -63,7 +64,7 @@ for command in (
     *(demo, up, worker, gateway),
     *(stream, submit, result, status, cancel),
     *(embed, classify, rerank, decide, call),
-    *(queues, usage, schema),
+    *(queues, usage, schema, acl),
 ):
     app.command(cls=Command, epilog=EXIT_CODES)(command)
 

@@ -14,6 +14,7 @@ from streamfleet_common.cards import Card
 from streamfleet_common.connections import redacted
 from streamfleet_common.errors import InvalidRequest, ModelNotFound, Unsupported
 from streamfleet_common.schemas import Lane
+from streamfleet_common.secret_files import secret_of
 from streamfleet_common.settings import FleetSettings, read
 from streamfleet_producer.client import Client
 
@@ -23,9 +24,15 @@ CLOSE_S = 1.0
 MOST_QUEUES = 16
 """So many are looked at for one that does what is asked."""
 
+
+def _from_file(value: str) -> str:
+    # Whatever was said, and be it the default, was said instead.
+    return value if value != DEFAULT_URL else secret_of("STREAMFLEET_REDIS_URL") or value
+
+
 RedisUrl = Annotated[
     str,
-    typer.Option("--redis-url", envvar="STREAMFLEET_REDIS_URL", help="Where Redis is."),
+    typer.Option("--redis-url", envvar="STREAMFLEET_REDIS_URL", help="Where Redis is.", callback=_from_file),
 ]
 Queue = Annotated[
     str | None,

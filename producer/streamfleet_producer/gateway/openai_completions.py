@@ -35,7 +35,8 @@ async def completions(call: Call[CompletionBody]) -> ASGIApp | Response:
         headers: dict[str, str] = {}
         return await call.stream(_chunks(call, served, wish, names, headers), headers=headers)
     async with call.client(served.queue) as client:
-        key = await key_to_use(client, call.tenant, call.http.headers, call.idempotency_key)
+        count = len(wish.requests)
+        key = await key_to_use(client, call.tenant, call.http.headers, call.idempotency_key, count)
         by_token = wish.logprobs is not None
         found = await call.answer(outcomes(client, wish.requests, key, call.options, by_token=by_token))
     model, created = model_name(body.model, served), int(time.time())
@@ -49,7 +50,8 @@ async def _chunks(
     body = call.body
     tells_usage = bool(body.stream_options and body.stream_options.include_usage)
     async with call.client(served.queue) as client:
-        key = await key_to_use(client, call.tenant, call.http.headers, call.idempotency_key)
+        count = len(wish.requests)
+        key = await key_to_use(client, call.tenant, call.http.headers, call.idempotency_key, count)
         async with opened(client, wish.requests, key, call.options) as streams:
             id = headers["x-request-id"] = f"{served.queue}:{streams[0].id}"  # noqa: A001 (theirs)
             yield OPENED

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections.abc import Mapping
 
@@ -12,14 +13,14 @@ from streamfleet_producer.intake import keyed_rid
 
 AUTOMATIC = "stainless-"
 """How the keys begin that the client makes itself, one for each call."""
-MOST_TRIES = 4
+MOST_TRIES = 32
 _MAX_CHARS = 256
 
 
 async def key_to_use(
-    client: Client, tenant: Tenant, headers: Mapping[str, str], key: str | None
+    client: Client, tenant: Tenant, headers: Mapping[str, str], key: str | None, count: int = 1
 ) -> str | None:
-    """The key under which a request is to be sent on.
+    """The key under which a request is to be sent on, or the `count` requests that it is made of.
 
     A request that was given up or came too late has no answer to be given again: its key begins anew. With
     a key of the client's own making, which lives for one call and its retries, so does one that failed.
@@ -29,14 +30,18 @@ async def key_to_use(
         return key
     dead = ("cancelled", "expired", "failed", "dead") if is_automatic else ("cancelled", "expired")
     secret = tenant.name.encode() if tenant.secret is None else tenant.secret
+
+    async def state(one: str | None) -> str:
+        try:
+            return (await client.status(keyed_rid(secret, one or ""))).state
+        except RequestNotFound:
+            return ""
+
     told = key
     for again in range(1, MOST_TRIES):
-        try:
-            # Of several prompts the first one tells for all.
-            status = await client.status(keyed_rid(secret, keys_of(told, 1)[0] or ""))
-        except RequestNotFound:
-            break
-        if status.state not in dead:
+        # One prompt that fails or is left takes those along that had not ended, and only those.
+        states = await asyncio.gather(*map(state, keys_of(told, count)))
+        if not any(found in dead for found in states):
             break
         told = _made(key, f"try {again}")
     return told
@@ -50,5 +55,5 @@ def keys_of(key: str | None, count: int) -> list[str | None]:
 
 
 def _made(key: str, what: str) -> str:
-    made = f"{key} {what}"
+    made = f"{key}\n{what}"  # which no header holds, so that it is nobody's own key
     return made if len(made) <= _MAX_CHARS else hashlib.sha256(made.encode()).hexdigest()

@@ -63,6 +63,35 @@ async def test_the_client_s_own_retry_after_a_failure_is_a_new_attempt(
         assert (await asking).choices[0].text == "yes"
 
 
+async def test_of_several_prompts_the_key_is_free_again_once_one_of_them_was_given_up(
+    hand: HandWorker, gateway: Gateway
+) -> None:
+    asked: Any = {"model": "q", "prompt": ["a", "b"], "extra_headers": {"Idempotency-Key": "k"}}
+    async with client_of(gateway) as api, Client(gateway.services.hub.url, queue="q") as fleet:
+        for _ in range(5):
+            asking = asyncio.create_task(api.completions.create(**asked))
+            (done,) = await hand.take()
+            await hand.finish(done, "yes")
+            (_,) = await hand.take()
+            asking.cancel()
+
+            async def given_up() -> bool:
+                return (await fleet.depth()).open == 0
+
+            await eventually_so(given_up, "the cancellation")
+        asking = asyncio.create_task(api.completions.create(**asked))
+        for _ in range(2):
+            (work,) = await hand.take()
+            await hand.finish(work, "yes")
+        assert [choice.text for choice in (await asking).choices] == ["yes", "yes"]
+
+
+async def test_the_keys_that_are_made_of_one_are_nobody_else_s(hired: Hired, api: AsyncOpenAI) -> None:
+    for key, prompt in (("k", ["ECHO 1", "ECHO 2"]), ("k 1", "ECHO 3"), ("k 2", "ECHO 4")):
+        asked: Any = {"model": "q", "prompt": prompt, "extra_headers": {"Idempotency-Key": key}}
+        assert (await api.completions.create(**asked)).choices[0].text.startswith("tok0")
+
+
 async def test_a_stream_that_is_left_is_cancelled(hired: Hired, api: AsyncOpenAI) -> None:
     stream = await api.completions.create(model="q", prompt="ECHO 1000 TICK 5", max_tokens=1000, stream=True)
     first = await anext(stream)

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from compose_spec import PyCompose
+from typer.testing import CliRunner
 
+from gateway_process import Gateway
 from streamfleet_common.embedded_binary import FLAGS, VALKEY_9_FLAGS, ServerBinary
+from streamfleet_common.settings import FleetSettings, read
+from streamfleet_producer.bulk.settings import BulkSettings
+from streamfleet_producer.cli.app import app
+from streamfleet_producer.gateway.settings import GatewaySettings
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "deploy" / "compose.yaml").read_text()
@@ -53,23 +62,22 @@ def test_a_planted_error_is_found(line: str, planted: str, words: str) -> None:
 def test_two_workers_wait_for_a_healthy_broker(services: dict[str, Any]) -> None:
     worker = services["worker"]
 
-    assert set(services) == {"valkey", "worker"}
+    assert set(services) == {"valkey", "worker", "gateway", "bulk", "cron"}
     assert worker["scale"] == 2
     assert worker["depends_on"] == {"valkey": {"condition": "service_healthy"}}
     assert "valkey-cli ping" in str(services["valkey"]["healthcheck"]["test"])
 
 
-def test_a_worker_is_given_more_time_to_stop_than_it_drains(services: dict[str, Any]) -> None:
-    worker = services["worker"]
-    drain_s = int(worker["environment"]["STREAMFLEET_DRAIN_TIMEOUT_S"])
+def test_who_drains_is_given_more_time_to_stop(services: dict[str, Any]) -> None:
+    for name in ("worker", "gateway"):
+        drain_s = int(services[name]["environment"]["STREAMFLEET_DRAIN_TIMEOUT_S"])
 
-    assert seconds(worker["stop_grace_period"]) >= drain_s + 10
+        assert seconds(services[name]["stop_grace_period"]) >= drain_s + 10
 
 
 def test_the_environment_is_what_a_worker_reads(
     services: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from streamfleet_common.settings import read  # noqa: PLC0415
     from streamfleet_worker.settings import WorkerSettings  # noqa: PLC0415
 
     variables: dict[str, str] = services["worker"]["environment"]
@@ -87,18 +95,70 @@ def test_the_environment_is_what_a_worker_reads(
     assert str(settings.http_port) == variables["STREAMFLEET_HTTP_PORT"]
 
 
-def test_the_build_names_a_stage_that_exists(services: dict[str, Any]) -> None:
-    build = services["worker"]["build"]
+@pytest.mark.parametrize(
+    ("service", "kind"), [("gateway", GatewaySettings), ("bulk", BulkSettings), ("cron", BulkSettings)]
+)
+def test_the_environment_is_what_gateway_and_bulk_worker_read(
+    services: dict[str, Any], service: str, kind: type[FleetSettings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    variables: dict[str, str] = services[service]["environment"]
+    for name, value in variables.items():
+        assert name.removeprefix("STREAMFLEET_").lower() in kind.model_fields
+        monkeypatch.setenv(name, value)
+
+    settings = read(kind)
+
+    assert settings.redis_url == "redis://valkey:6379/0"
+
+
+def test_gateway_and_bulk_worker_see_the_same_files(services: dict[str, Any]) -> None:
+    assert services["gateway"]["environment"]["STREAMFLEET_FILES_DIR"] == "/files"
+    assert services["bulk"]["environment"]["STREAMFLEET_BULK_FOLDER"] == "/files"
+    for name in ("gateway", "bulk"):
+        assert services[name]["volumes"] == ["files:/files"]
+
+
+@pytest.mark.parametrize("service", ["gateway", "bulk", "cron"])
+def test_a_service_s_command_is_one_that_there_is(services: dict[str, Any], service: str) -> None:
+    help_of = CliRunner().invoke(app, [*services[service]["command"], "--help"])
+
+    assert help_of.exit_code == 0, help_of.output
+    assert services[service]["image"] == services["gateway"]["image"]
+
+
+async def test_the_gateway_s_health_check_asks_the_gateway(services: dict[str, Any], redis_url: str) -> None:
+    kind, program, *arguments = services["gateway"]["healthcheck"]["test"]
+    assert (kind, program) == ("CMD", "python")
+    async with Gateway(redis_url) as gateway:
+        port = gateway.url.rpartition(":")[2]
+
+        async def status() -> int:
+            here = [word.replace(":8000/", f":{port}/") for word in arguments]
+            asking = await asyncio.create_subprocess_exec(
+                sys.executable, *here, stderr=asyncio.subprocess.DEVNULL, env={**os.environ, "no_proxy": "*"}
+            )
+            return await asking.wait()
+
+        assert await status() == 0
+    assert await status() == 1
+
+
+@pytest.mark.parametrize("service", ["worker", "gateway"])
+def test_the_build_names_a_stage_that_exists(services: dict[str, Any], service: str) -> None:
+    build = services[service]["build"]
     dockerfile = ROOT / "deploy" / build["context"] / build["dockerfile"]
 
     assert f" AS {build['target']}\n" in dockerfile.read_text()
 
 
-def test_the_broker_is_reachable_from_this_host_only(services: dict[str, Any]) -> None:
-    (port,) = services["valkey"]["ports"]
+@pytest.mark.parametrize(("service", "number"), [("valkey", 6379), ("gateway", 8000)])
+def test_what_has_no_password_is_reachable_from_this_host_only(
+    services: dict[str, Any], service: str, number: int
+) -> None:
+    (port,) = services[service]["ports"]
 
     published = port if isinstance(port, str) else f"{port['host_ip']}:{port['published']}"
-    assert published.startswith("127.0.0.1:6379")
+    assert published.startswith(f"127.0.0.1:{number}")
 
 
 def test_the_broker_keeps_what_it_accepted(services: dict[str, Any]) -> None:

@@ -15,6 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from streamfleet_producer.bulk.settings import BulkSettings
+from streamfleet_producer.gateway.settings import GatewaySettings
+
 ROOT = Path(__file__).parents[2]
 DOCKERFILE = ROOT / "deploy" / "Dockerfile"
 HADOLINT = Path(sys.executable).parent / "hadolint"
@@ -82,7 +85,7 @@ def test_the_producer_gets_no_torch() -> None:
     stages = ("common", "wheel", "producer-packages", "producer")
     text = " ".join(rest for stage in stages for _, rest in instructions(stage))
 
-    assert "[cli,tokenizers]" in text
+    assert "[cli,gateway,bulk,tokenizers]" in text
     assert "torch" not in text
     assert "transformers" not in text
 
@@ -113,6 +116,17 @@ def test_its_variables_are_settings_that_exist() -> None:
     for name in ours:
         assert name.removeprefix("STREAMFLEET_").lower() in WorkerSettings.model_fields
     assert environment("worker")["STREAMFLEET_HTTP_PORT"] == only("worker", "EXPOSE")
+
+
+def test_the_producer_s_variables_are_settings_that_exist() -> None:
+    told = environment("producer")
+    ours = {name.removeprefix("STREAMFLEET_") for name in told if name.startswith("STREAMFLEET_")}
+
+    known = GatewaySettings.model_fields.keys() | BulkSettings.model_fields.keys()
+    assert ours == {"BULK_FOLDER", "GATEWAY_HOST", "GATEWAY_PORT", "LOG_FORMAT"}
+    assert {name.lower() for name in ours} <= known
+    assert told["STREAMFLEET_GATEWAY_PORT"] == only("producer", "EXPOSE")
+    assert json.loads(only("producer", "VOLUME")) == [told["STREAMFLEET_BULK_FOLDER"]]
 
 
 def test_every_copied_path_exists_and_is_in_the_build_context() -> None:

@@ -75,6 +75,13 @@ _REFUSED = "refused a command ({error}): is it Redis 7.0 or newer, or Valkey 8 o
 _FORBIDDEN = Verdict(
     Action.GIVE_UP, "forbidden", "refuses this user: check the name, password and ACL in the URL"
 )
+_ABSENT = Verdict(Action.RECONNECT, "unreachable", _UNREACHABLE)
+_UNTRUSTED = Verdict(
+    Action.RECONNECT,
+    "tls",
+    "and this client do not trust each other ({error}): check the names, dates and signers of both "
+    "certificates, and ssl_ca_certs, ssl_certfile and ssl_keyfile in the URL",
+)
 _IN_SCRIPT = re.compile(r"ACL failure in script|user executing the script can't")
 """How servers say that a script was let in, but not one of its commands, keys or channels."""
 _GONE = Verdict(Action.REGROUP, "refused", "holds none of the queue's streams ({error}): were they deleted?")
@@ -142,7 +149,7 @@ def verdict(error: Exception) -> Verdict:
         # Ours, all of them at work: closing them would not help.
         return Verdict(Action.RETRY, "unreachable", "cannot be asked ({error})")
     if isinstance(error, TRANSIENT):
-        return Verdict(Action.RECONNECT, "unreachable", _UNREACHABLE)
+        return _UNTRUSTED if "[SSL" in str(error) else _ABSENT
     return Verdict(Action.GIVE_UP, "refused", _REFUSED)
 
 

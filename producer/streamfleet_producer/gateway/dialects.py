@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from starlette.responses import Response
 
 from streamfleet_common.errors import InvalidRequest, ModelNotFound, QueueFull, StreamfleetError, TooLong
-from streamfleet_producer.gateway.refusals import Unauthorized, retry_after_s, status_of
+from streamfleet_producer.gateway.refusals import Unauthorized, message_of, retry_after_s, status_of
 
 
 class Dialect(Protocol):
@@ -56,7 +56,7 @@ class OpenAIDialect:
     def body(self, error: StreamfleetError) -> dict[str, Any]:
         return {
             "error": {
-                "message": error.message,
+                "message": message_of(error),
                 "type": _type(error),
                 "param": _param(error),
                 "code": "context_length_exceeded" if isinstance(error, TooLong) else error.code,

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import structlog
 from prometheus_client.exposition import choose_encoder
 from starlette.responses import PlainTextResponse, Response
 
 from streamfleet_common.broker import Broker
+from streamfleet_common.errors import BrokerUnavailable
 from streamfleet_producer.gateway.call import Call
 from streamfleet_producer.gateway.operation import Operation
+
+log = structlog.get_logger()
 
 
 async def healthz(_call: Call[None]) -> Response:
@@ -17,7 +21,11 @@ async def healthz(_call: Call[None]) -> Response:
 
 async def readyz(call: Call[None]) -> Response:
     """Redis answers. Raises BrokerUnavailable."""
-    await Broker(call.services.hub.connections, call.services.settings.queue).ping()
+    try:
+        await Broker(call.services.hub.connections, call.services.settings.queue).ping()
+    except BrokerUnavailable as error:
+        log.warning("not ready", reason=error.message)  # which is not for everybody who asks
+        raise
     return PlainTextResponse("ok\n")
 
 

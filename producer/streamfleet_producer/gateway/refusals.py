@@ -91,6 +91,13 @@ def status_of(error: StreamfleetError) -> int:
     return next((status for kind, status in _STATUSES if isinstance(error, kind)), 500)
 
 
+def message_of(error: StreamfleetError) -> str:
+    """What a client is told. Not where Redis is, nor what it says: that is for whoever runs the gateway."""
+    if isinstance(error, BrokerUnavailable):
+        return f"Redis cannot be used now ({error.reason}): try again in a moment"
+    return error.message
+
+
 def retry_after_s(error: StreamfleetError) -> int | None:
     """Whole seconds after which the same request may succeed, for a `Retry-After`; None if it will not."""
     if isinstance(error, (QueueFull, Overloaded)):

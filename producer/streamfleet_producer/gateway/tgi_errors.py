@@ -17,7 +17,7 @@ from streamfleet_common.errors import (
     TooLong,
 )
 from streamfleet_producer.gateway.dialects import error_headers, json_bytes, json_response
-from streamfleet_producer.gateway.refusals import Overloaded, Unauthorized, status_of
+from streamfleet_producer.gateway.refusals import Overloaded, Unauthorized, message_of, status_of
 
 _KINDS: tuple[tuple[type[StreamfleetError], int | None, str], ...] = (
     (TooLong, 422, "validation"),
@@ -62,10 +62,10 @@ def _message(error: StreamfleetError) -> str:
     if isinstance(error, TooLong):
         return f"Input validation error: {_too_long(error)}"
     if isinstance(error, InvalidRequest):
-        return f"Input validation error: {error.message}"
+        return f"Input validation error: {message_of(error)}"
     if isinstance(error, GenerationFailed):
-        return f"Request failed during generation: {error.message}"
-    return error.message
+        return f"Request failed during generation: {message_of(error)}"
+    return message_of(error)
 
 
 def _too_long(error: TooLong) -> str:

@@ -7,6 +7,7 @@ import datetime as dt
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
 from openai import AsyncOpenAI
@@ -123,3 +124,24 @@ async def test_keys(tmp_path: Path, redis_url: str, hired: Hired) -> None:
         async with client_of(gateway, api_key="sf-wrong") as api:
             with pytest.raises(openai.AuthenticationError):
                 await api.completions.create(model="q", prompt="ECHO 1")
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/readyz", None),
+        ("/v1/models", None),
+        ("/v1/completions", {"model": "q", "prompt": "a"}),
+        ("/generate", {"inputs": "a"}),
+    ],
+)
+async def test_where_redis_is_is_not_for_clients(unused_port: int, path: str, body: Any) -> None:
+    async with (
+        Gateway(f"redis://user:s3cret@127.0.0.1:{unused_port}/0") as gateway,
+        httpx.AsyncClient(base_url=gateway.url, timeout=60) as http,
+    ):
+        # Whoever looks may not even have a key.
+        told = await http.request("GET" if body is None else "POST", path, json=body)
+        assert told.status_code == 503
+        assert "unreachable" in told.text
+        assert not [word for word in (str(unused_port), "127.0.0.1", "user") if word in told.text]

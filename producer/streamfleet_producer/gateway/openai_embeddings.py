@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
-from typing import Unpack
+from typing import Any, Unpack
 
 from starlette.responses import Response
 
@@ -12,7 +13,7 @@ from streamfleet_common.one_shot import EmbedRequest
 from streamfleet_common.schemas import End, Request
 from streamfleet_producer.client import Client
 from streamfleet_producer.gateway.call import Call
-from streamfleet_producer.gateway.dialects import json_response
+from streamfleet_producer.gateway.dialects import json_bytes
 from streamfleet_producer.gateway.openai_embedding import embed_request, embedded_texts, embeddings
 from streamfleet_producer.gateway.openai_names import model_name
 from streamfleet_producer.gateway.openai_schemas import EmbeddingBody
@@ -20,6 +21,9 @@ from streamfleet_producer.gateway.operation import Operation
 from streamfleet_producer.long_list import LongList, size_of
 from streamfleet_producer.one_shot import items_that_fit
 from streamfleet_producer.ticket import Options
+
+AT_ONCE = 64
+"""Vectors that are put into words without a pause."""
 
 
 class _Runner:
@@ -65,7 +69,18 @@ async def embed(call: Call[EmbeddingBody]) -> Response:
         raise IncompleteGeneration(
             f"the worker gave {len(answer['data'])} vectors where {len(texts)} were asked for: send it again"
         )
-    return json_response(answer, headers={"X-Request-Id": f"{served.queue}:{runner.rid}"})
+    headers = {"X-Request-Id": f"{served.queue}:{runner.rid}"}
+    return Response(await encoded(answer), headers=headers, media_type="application/json")
+
+
+async def encoded(answer: dict[str, Any]) -> bytes:
+    """The answer as JSON. All vectors at once would hold up everybody else for a second."""
+    data, parts = answer["data"], []
+    for start in range(0, len(data), AT_ONCE):
+        parts.append(json_bytes(data[start : start + AT_ONCE])[1:-1])
+        await asyncio.sleep(0)
+    head, tail = json_bytes({**answer, "data": []}).split(b'"data":[]', 1)
+    return head + b'"data":[' + b",".join(parts) + b"]" + tail
 
 
 OPERATIONS = (

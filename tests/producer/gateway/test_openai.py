@@ -16,6 +16,7 @@ from hired import Hired
 from streamfleet_common.one_shot import Embedding
 from streamfleet_common.schemas import Usage
 from streamfleet_producer import ChatMessage, Client, GenerateRequest, Sampling
+from streamfleet_producer.gateway.openai_embeddings import encoded
 
 USER = {"role": "user", "content": "ECHO 3"}
 CALL = '<tool_call>{"name": "weather", "arguments": {"city": "Rome"}}</tool_call>'
@@ -205,3 +206,20 @@ async def test_models_by_their_names_and_by_their_queues(
         with pytest.raises(openai.NotFoundError) as caught:
             await api.models.retrieve("org/none")
         assert "org/some-model" in str(caught.value)
+
+
+async def test_others_go_on_while_many_vectors_are_put_into_words() -> None:
+    data = [{"object": "embedding", "index": place, "embedding": [0.5, place]} for place in range(650)]
+    answer = {"object": "list", "data": data, "model": '"data":[]', "usage": {"total_tokens": 1}}
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    beside = asyncio.create_task(others())
+    assert json.loads(await encoded(answer)) == answer
+    beside.cancel()
+    assert turns >= 10

@@ -15,6 +15,8 @@ MAX_TEXT_CHARS = 4 * 1024 * 1024
 """More fits no result."""
 MAX_PROBLEMS = 100
 MAX_PROBLEM_CHARS = 300
+MAX_FAULTS = 10_000
+"""Of more faults each is not even looked at: pydantic tells all of them or none, at 2 µs each."""
 
 _set = object.__setattr__  # the only way into a frozen message
 
@@ -56,6 +58,10 @@ def problems(error: ValidationError) -> list[str]:
 
     Bounded, since the request may be hostile: at most `MAX_PROBLEMS` lines, then how many more there are.
     """
+    if error.error_count() > MAX_FAULTS:
+        return [
+            f"{error.error_count()} problems, which are too many to be told: look at the kinds of its values"
+        ]
     faults = error.errors(include_url=False, include_input=False, include_context=False)
     found = []
     for fault in faults[:MAX_PROBLEMS]:

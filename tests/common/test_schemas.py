@@ -368,6 +368,9 @@ def test_a_flood_of_problems_is_cut() -> None:
     faults = faults_of(GenerateRequest, {"prompt_token_ids": [-1] * 1000})
     assert len(faults) == MAX_PROBLEMS + 1
     assert faults[-1] == "and 900 more"
+    # So many are not even made: that takes a second, in which the event loop does nothing else.
+    (fault,) = faults_of(GenerateRequest, {"prompt_token_ids": [-1] * 10_001})
+    assert fault.startswith("10001 problems, ")
 
 
 def test_a_long_name_of_an_unknown_field_is_cut() -> None:

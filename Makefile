@@ -24,10 +24,11 @@ demo: bootstrap ## a broker, a worker and a real model on this machine, six answ
 	@$(PY) $(VENV)/streamfleet demo
 
 # Most of a test's time is waiting for processes and leases, so more of them than cores run at once; those of
-# one file stay together, since they share what is slow to set up. Hundreds of processes begin meanwhile: what
-# they compile is kept, even where the environment forbids that.
+# one file stay together, since they share what is slow to set up.
+# Hundreds of processes begin meanwhile: what they compile is kept, even where the environment forbids that.
+test test-all: export PYTHONDONTWRITEBYTECODE :=
 test: bootstrap ## the tests, without the slow ones (under 5 minutes)
-	@PYTHONDONTWRITEBYTECODE= $(PY) -m pytest -n 4 --dist loadfile -m "not slow" $(ARGS)
+	@$(PY) -m pytest -n 4 --dist loadfile -m "not slow" $(ARGS)
 
 # One recipe, so that the order holds under `make -j` too, and the cheap checks fail first.
 check: bootstrap ## what the continuous integration runs: format, lint, types, layers, tests
@@ -38,7 +39,7 @@ check: bootstrap ## what the continuous integration runs: format, lint, types, l
 	@$(MAKE) --no-print-directory test
 
 test-all: bootstrap ## every test, the slow ones too
-	@PYTHONDONTWRITEBYTECODE= $(PY) -m pytest -n 3 --dist loadfile $(ARGS)
+	@$(PY) -m pytest -n 3 --dist loadfile $(ARGS)
 
 chaos: bootstrap ## break all there is under a fleet, judge every request (SEED=1 SEEDS=1 REQUESTS=1000)
 	@$(PY) tests/chaos/run.py --seed $(SEED) --seeds $(SEEDS) --requests $(REQUESTS)

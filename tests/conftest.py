@@ -29,7 +29,16 @@ LONG = (
     "packaging/test_wheel.py",
 )
 """Files of few tests that take long."""
-TOGETHER = ("fleet/test_bad_input.py", "fleet/test_decide.py", "fleet/test_generation.py")
+TOGETHER = (
+    "fleet/test_bad_input.py",
+    "fleet/test_bulk.py",
+    "fleet/test_cache_isolation.py",
+    "fleet/test_decide.py",
+    "fleet/test_generation.py",
+    "fleet/test_openai.py",
+    "fleet/test_tgi.py",
+    "fleet/test_tgi_client.py",
+)
 """One fleet serves them all."""
 
 

@@ -89,7 +89,7 @@ async def test_a_crowd_of_streams_leaves_no_connection_behind(
     *,
     rounds: int,
 ) -> None:
-    await hire(GatedEngine(max_batch_size=64), lease_s=LEASE_S)
+    await hire(GatedEngine(max_batch_size=64), lease_s=15.0)
     before = 0
     rids: list[str] = []
 

@@ -27,6 +27,7 @@ PLACES: list[tuple[Step, int, Moment]] = [
     ("sweep", 1, "before"),
     ("sweep", 1, "after"),
 ]
+pytestmark = pytest.mark.timeout(600)  # the first of them plays all
 POINTS = [Point(*place, signal) for signal in ("KILL", "STOP") for place in PLACES]
 
 

@@ -16,7 +16,7 @@ from streamfleet_common.schemas import Delta, Restart, Start
 from streamfleet_producer import Client, GenerateRequest
 from tiny_model import tiny_model
 
-LIMIT_S = 60.0
+LIMIT_S = 150.0
 REQUEST = GenerateRequest.model_validate(
     {
         "prompt": "def value(self):",

@@ -27,7 +27,7 @@ from streamfleet_producer import (
     Unsupported,
 )
 
-LIMIT_S = 60.0
+LIMIT_S = 150.0
 TEXTS = ["a short one", "The quick brown fox jumps over the lazy dog.", "what is this? " * 20, "no"]
 HANDLER = """
 import os

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import redis
-from redis.exceptions import BusyLoadingError, RedisError
+from redis.exceptions import BusyLoadingError, OutOfMemoryError, ReadOnlyError, RedisError
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
@@ -21,9 +21,11 @@ CONNECT_TIMEOUT_S = 5.0
 COMMAND_TIMEOUT_S = 10.0
 AWAY = (RedisConnectionError, RedisTimeoutError, BusyLoadingError)
 """What is raised while Redis is not there, or has only just come back."""
+REFUSING = (OutOfMemoryError, ReadOnlyError)
+"""What is raised while it takes nothing: it is full, or another has taken its place. That passes, too."""
 
 Connection = redis.Redis
-__all__ = ["AWAY", "Connection", "RedisError", "connect", "reaching"]
+__all__ = ["AWAY", "REFUSING", "Connection", "RedisError", "connect", "reaching"]
 
 
 def connect(url: str) -> Connection:

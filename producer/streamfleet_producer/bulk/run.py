@@ -23,7 +23,7 @@ from rq import get_current_job
 from streamfleet_common.errors import Conflict, InvalidRequest, StreamfleetError
 from streamfleet_producer.bulk.batch import Counts, Progress
 from streamfleet_producer.bulk.batches import cancel_key
-from streamfleet_producer.bulk.connection import AWAY
+from streamfleet_producer.bulk.connection import AWAY, REFUSING, RedisError
 from streamfleet_producer.bulk.dialects import dialect
 from streamfleet_producer.bulk.feeder import Feeder
 from streamfleet_producer.bulk.input_file import InputFile
@@ -188,8 +188,10 @@ class _Run:
     async def _tell(self, feeder: Feeder, results: ResultFiles) -> None:
         while True:
             self._count(results, feeder.in_flight)
-            with contextlib.suppress(*AWAY):
+            # Whatever it is: a cancellation must still be heard when it is over.
+            with contextlib.suppress(RedisError):
                 await asyncio.to_thread(self._told_once)
+            with contextlib.suppress(RedisError):
                 if await asyncio.to_thread(self._cancel_asked):
                     self.progress.reach("cancelling", time.time())
                     await feeder.cancel()
@@ -247,9 +249,9 @@ class _Run:
         await self._surely(self._told_once)
 
     async def _surely(self, asked: Callable[[], _T]) -> _T:
-        """Ask the jobs' Redis, however long it is away."""
+        """Ask the jobs' Redis, however long it is away, or takes nothing."""
         while True:
             try:
                 return await asyncio.to_thread(asked)
-            except AWAY:
+            except (*AWAY, *REFUSING):
                 await asyncio.sleep(TOLD_EVERY_S)

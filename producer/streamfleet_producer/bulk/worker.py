@@ -21,7 +21,7 @@ from rq.queue import Queue
 from rq.serializers import JSONSerializer
 from rq.worker import Worker
 
-from streamfleet_producer.bulk.connection import AWAY, RedisError, connect, reaching
+from streamfleet_producer.bulk.connection import AWAY, REFUSING, RedisError, connect, reaching
 from streamfleet_producer.bulk.jobs import RUN, UPKEEP, BulkJob, BulkQueue, allow
 from streamfleet_producer.bulk.run import run_batch
 from streamfleet_producer.bulk.settings import LEASE_S, BulkSettings
@@ -84,7 +84,7 @@ class BulkWorker(Worker):
     def maintain_heartbeats(self, job: Job, execution: Execution) -> None:
         try:
             super().maintain_heartbeats(job, execution)
-        except AWAY as error:
+        except (*AWAY, *REFUSING) as error:
             self.log.warning("Worker %s: no heartbeat: %s", self.name, type(error).__name__)
 
     def execute_job(self, job: Job, queue: Queue) -> None:

@@ -37,7 +37,10 @@ class ProducerSteps(Steps):
                 (envelope.rid, envelope.deadline_ms, _about(submission), submission.payload),
             )
         replies = await self._calls.script_in_batches("submit", [max_queue_depth], items, durable=True)
-        return [_submitted(reply) for reply in replies]
+        return [
+            _submitted(reply, submission.tokens)
+            for submission, reply in zip(submissions, replies, strict=True)
+        ]
 
     async def cancel(self, rids: Sequence[str], tenant: str) -> list[State | None]:
         """Cancel open requests.
@@ -138,7 +141,7 @@ def _about(submission: Submission) -> str:
     )
 
 
-def _submitted(reply: bytes) -> Submitted:
+def _submitted(reply: bytes, tokens: int) -> Submitted:
     outcome, _, rest = reply.partition(b"|")
     if outcome == b"accepted":
         return Submitted("accepted", depth=int(rest))
@@ -150,6 +153,7 @@ def _submitted(reply: bytes) -> Submitted:
             limit=int(limit),
             reason=cast("Refused", reason),
             retry_after_s=int(retry_after_ms) / 1000,
+            tokens=tokens,
         )
     return Submitted("duplicate" if outcome == b"duplicate" else "conflict", state=_state(rest))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from streamfleet_common import codec
@@ -57,7 +57,7 @@ class Submitted:
     """What became of a submission. `depth` is the queue's depth after it.
 
     The rest is set when the queue is "full": its limit, or that of the tenant's share if this is why; why it
-    takes no more, and when to try again.
+    takes no more, and when to try again; and how many tokens the request itself may take.
     """
 
     outcome: Literal["accepted", "duplicate", "conflict", "full"]
@@ -66,6 +66,7 @@ class Submitted:
     limit: int = 0
     reason: Refused = ""
     retry_after_s: float = 0.0
+    tokens: int = field(default=0, compare=False)
 
 
 def _tokens(request: Request, payload_bytes: int) -> int:

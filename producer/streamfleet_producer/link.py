@@ -13,6 +13,7 @@ from streamfleet_common.connections import Connections
 from streamfleet_common.errors import (
     Cancelled,
     Conflict,
+    InvalidRequest,
     QueueFull,
     StreamfleetError,
     Undecodable,
@@ -207,6 +208,11 @@ class Link:
     def refusal(self, submitted: Submitted) -> StreamfleetError | None:
         """Why a submission was not accepted; None if it was, now or before."""
         if submitted.outcome == "full":
+            if submitted.reason == "tenant_budget" and submitted.tokens > submitted.limit:
+                return InvalidRequest(  # whoever waited for another day would wait for ever
+                    f"the request may take {submitted.tokens} tokens, its prompt and its longest answer, and "
+                    f"its tenant has {submitted.limit} a day: ask for fewer, or have the share raised"
+                )
             return _full(self.queue, submitted)
         if submitted.outcome == "conflict":
             return Conflict(

@@ -13,6 +13,7 @@ import pytest
 from eventually import eventually
 from hand_worker import HandWorker, Work
 from streamfleet_common.errors import GenerationFailed, QueueFull, Unsupported
+from streamfleet_common.shares import Share
 from streamfleet_producer import Client
 from streamfleet_producer.bulk.dialects import Asked, DialectName, OwnDialect, dialect
 from streamfleet_producer.bulk.feeder import Feeder
@@ -247,6 +248,19 @@ async def test_a_full_queue_is_waited_for_as_told(
     assert asyncio.get_running_loop().time() - began <= first + 5
     assert len(refused) == 1
     assert [one["custom_id"] for one in run.output()] == ["a"]
+
+
+async def test_a_line_over_its_tenants_day_is_waited_for_by_nobody(
+    fleet: Client, worker: HandWorker, folder: Path
+) -> None:
+    await worker.broker.set_shares({fleet.tenant: Share(tokens_per_day=100)})
+    run = Run(fleet, folder, [line("large", max_tokens=100), line("small", max_tokens=9)], window=1)
+    await finish(worker, await worker.take(1))
+    await run.ended()
+    assert [one["custom_id"] for one in run.output()] == ["small"]
+    (refused,) = run.errors()
+    assert (refused["custom_id"], refused["error"]["code"]) == ("large", "invalid_request")
+    assert "its tenant has 100 a day" in refused["error"]["message"]
 
 
 async def test_cancelling_ends_what_is_under_way_and_keeps_what_is_done(

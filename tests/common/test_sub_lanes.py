@@ -241,6 +241,17 @@ async def test_one_call_of_a_sweep_takes_no_more_of_many_sub_lanes_than_of_one(
     assert (await sweep(broker, raw)).requeued == 2 * count - AT_ONCE
 
 
+async def test_a_note_that_was_deleted_comes_back_though_no_worker_splits_any_more(
+    broker: Broker, raw: Any
+) -> None:
+    await split(broker, 8)
+    raw.hdel(f"{T}:control", "sub_lanes_top")
+    await split(broker, 1)  # it knows of nothing to be undone
+    await broker.submit([submission(rid=RID, tenant="acme")])
+    await sweep(broker, raw)
+    assert [one.entry.rid for one in await look(broker, 1)] == [RID]
+
+
 async def test_what_was_given_without_a_word_is_found(broker: Broker) -> None:
     await split(broker, 8)
     await broker.submit([submission(tenant=tenant) for tenant in ("acme", "beta")])

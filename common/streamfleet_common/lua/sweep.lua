@@ -185,10 +185,9 @@ if not cleaned or at - cleaned > 60000 then
 end
 
 -- Somebody deleted the note of how many sub-lanes there were.
-if highest > top then
-  top = math.min(highest, 64)
-  call('HSET', T .. ':control', 'sub_lanes_top', top)
-end
+local noted = tonumber(call('HGET', T .. ':control', 'sub_lanes_top')) or 1
+top = math.min(highest, 64)
+if top > noted then call('HSET', T .. ':control', 'sub_lanes_top', top) end
 
 -- Sub-lanes that are no longer in use, and hold nothing any more: from the last one on.
 local used = tonumber(call('HGET', T .. ':control', 'sub_lanes')) or 1

@@ -20,6 +20,7 @@ from streamfleet_producer.gateway.call import Call
 from streamfleet_producer.gateway.dialects import json_bytes, json_response
 from streamfleet_producer.gateway.directory import Served
 from streamfleet_producer.gateway.event_stream import OPENED
+from streamfleet_producer.gateway.openai_key import key_to_use
 from streamfleet_producer.gateway.operation import Operation
 from streamfleet_producer.gateway.refusals import NoWorker
 from streamfleet_producer.gateway.tgi_answer import Gathered, TokenWriter, generated
@@ -104,14 +105,11 @@ async def _answered(call: Call[TgiGenerateBody], *, full_text: bool, listed: boo
 
     async def answer() -> tuple[str, End]:
         async with call.client(asked.served.queue) as client:
+            key = await key_to_use(client, call.tenant, call.http.headers, call.idempotency_key)
             if not wants_tokens:
-                return await client.run_with_id(
-                    asked.request, idempotency_key=call.idempotency_key, **call.options
-                )
+                return await client.run_with_id(asked.request, idempotency_key=key, **call.options)
             # Only a stream has the texts of single tokens.
-            async with client.stream(
-                asked.request, idempotency_key=call.idempotency_key, **call.options
-            ) as tokens:
+            async with client.stream(asked.request, idempotency_key=key, **call.options) as tokens:
                 async for event in tokens.events():
                     told.add(event)
                 return tokens.id, tokens.result
@@ -135,16 +133,15 @@ async def _streamed(call: Call[TgiGenerateBody], *, full_text: bool) -> ASGIApp:
     events = TgiEvents(call.body, asked.writer, full_text=full_text, knows_ends=knows_ends)
 
     async def chunks() -> AsyncGenerator[bytes]:
-        async with (
-            call.client(asked.served.queue) as client,
-            client.stream(asked.request, idempotency_key=call.idempotency_key, **call.options) as tokens,
-        ):
-            headers["x-request-id"] = f"{asked.served.queue}:{tokens.id}"
-            yield OPENED
-            async for delta in tokens:
-                if sent := b"".join(map(_sent, events.of(delta))):
-                    yield sent
-            yield _sent(events.last(tokens.result))
+        async with call.client(asked.served.queue) as client:
+            key = await key_to_use(client, call.tenant, call.http.headers, call.idempotency_key)
+            async with client.stream(asked.request, idempotency_key=key, **call.options) as tokens:
+                headers["x-request-id"] = f"{asked.served.queue}:{tokens.id}"
+                yield OPENED
+                async for delta in tokens:
+                    if sent := b"".join(map(_sent, events.of(delta))):
+                        yield sent
+                yield _sent(events.last(tokens.result))
 
     return await call.stream(chunks(), headers=headers)
 

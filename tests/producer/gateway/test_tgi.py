@@ -17,7 +17,7 @@ from eventually import eventually
 from gated_engine import GatedEngine
 from gateway_process import Gateway
 from hand_worker import HandWorker, Work
-from hired import Hired
+from hired import Hired, eventually_so
 from streamfleet_common.errors import (
     Cancelled,
     DeadlineExceeded,
@@ -29,6 +29,7 @@ from streamfleet_common.errors import (
 )
 from streamfleet_common.schemas import Choice, Delta, GenerateRequest, Prefill, Timing, Usage
 from streamfleet_common.token_layout import TokenLayout
+from streamfleet_producer import Client
 from streamfleet_producer.gateway.key_file import KeyEntry, KeyFile, new_tenant
 
 
@@ -496,3 +497,29 @@ async def test_an_idempotency_key_answers_twice_with_one_request(
     answers = [await each for each in asked]
     assert [answer.json() for answer in answers] == [{"generated_text": "put"}] * 2
     assert {answer.headers["x-request-id"] for answer in answers} == {f"q:{work.rid}"}
+
+
+@pytest.mark.parametrize("path", ["/generate", "/generate_stream"])
+async def test_the_key_of_a_request_that_was_given_up_is_free_again(
+    worker: HandWorker, gateway: Gateway, http: httpx.AsyncClient, path: str
+) -> None:
+    def asked() -> asyncio.Task[httpx.Response]:
+        posted = http.post(path, json={"inputs": "In"}, headers={"idempotency-key": "k"})
+        return asyncio.ensure_future(posted)
+
+    leaving = asked()
+    await worker.take()
+    leaving.cancel()
+    async with Client(gateway.services.hub.url, queue="q") as fleet:
+
+        async def given_up() -> bool:
+            return (await fleet.depth()).open == 0
+
+        await eventually_so(given_up, "the cancellation")
+    again = asked()
+    (work,) = await worker.take()
+    await say(worker, work, "yes")
+    await worker.finish(work, "yes")
+    told = await again
+    assert told.status_code == 200
+    assert "yes" in told.text

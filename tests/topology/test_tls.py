@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import re
 import ssl
 import subprocess
@@ -12,12 +11,12 @@ from typing import Any
 
 import pytest
 import redis
-import trustme
 
 from broker_parts import submission
 from gated_engine import GatedEngine
 from gateway_process import Gateway
 from hired import Hired
+from papers import Papers
 from streamfleet_common import calls as calls_module
 from streamfleet_common.broker import Broker
 from streamfleet_common.connections import Connections
@@ -38,32 +37,6 @@ def _has_tls() -> bool:
 
 
 pytestmark = pytest.mark.skipif(not _has_tls(), reason="no redis-server with TLS on this machine")
-
-
-class Papers:
-    """Certificates that are thrown away: of a server, of a client, and of those who are not trusted."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.ca, self.stranger = trustme.CA(), trustme.CA()
-        self.ca_file = folder / "ca.pem"
-        self.stranger_file = folder / "stranger.pem"
-        self.ca.cert_pem.write_to_path(str(self.ca_file))
-        self.stranger.cert_pem.write_to_path(str(self.stranger_file))
-        self.server = self.issue("server", HOST)
-        self.client = self.issue("client", "client.example")
-        self.elsewhere = self.issue("elsewhere", "other.example")
-        self.expired = self.issue("expired", HOST, not_after=dt.datetime(2020, 1, 2, tzinfo=dt.UTC))
-
-    def issue(self, name: str, host: str, **dates: dt.datetime) -> tuple[Path, Path]:
-        """Certificate and key, as files."""
-        if dates:
-            dates["not_before"] = dt.datetime(2020, 1, 1, tzinfo=dt.UTC)
-        issued = self.ca.issue_cert(host, **dates)
-        certificate, key = self.folder / f"{name}.pem", self.folder / f"{name}.key"
-        certificate.write_bytes(b"".join(blob.bytes() for blob in issued.cert_chain_pems))
-        issued.private_key_pem.write_to_path(str(key))
-        return certificate, key
 
 
 @pytest.fixture(scope="module")

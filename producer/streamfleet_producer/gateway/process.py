@@ -13,7 +13,7 @@ import structlog
 from starlette.applications import Starlette
 
 from streamfleet_common import logs
-from streamfleet_common.errors import StreamfleetError
+from streamfleet_common.errors import InvalidRequest, StreamfleetError
 from streamfleet_common.settings import misspelled, read
 from streamfleet_producer.gateway.app import application
 from streamfleet_producer.gateway.listening import listen
@@ -51,8 +51,8 @@ def _serve(settings: GatewaySettings, listening: socket.socket) -> int:
     app = application(settings)
     try:
         server = GatewayServer(app, settings, lambda: _greet(settings, listening))
-    except OSError as error:
-        log.error("tls_certificate and tls_key cannot be used: %s", error.strerror or error)
+    except InvalidRequest as error:
+        log.error(error.message, code=error.code)
         return WRONG_SETTINGS
     for ending in (signal.SIGTERM, signal.SIGINT):
         # uvicorn ends in peace when it gets one, and then raises it once more, for whoever was before it.

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import math
 import os
+import signal
 import socket
 from collections.abc import Callable
 
@@ -16,6 +17,7 @@ from starlette.applications import Starlette
 
 from streamfleet_producer.gateway.http_protocol import bounded
 from streamfleet_producer.gateway.settings import GatewaySettings
+from streamfleet_producer.gateway.tls import Certificate
 
 GRACE_S = 5.0
 """What is left to tell clients of the end, and to cancel what they wait for."""
@@ -36,7 +38,7 @@ class GatewayServer(uvicorn.Server):
         serves: called once, when it is asked for its first request.
 
     Raises:
-        OSError: the certificate or its key cannot be read, or they are no such.
+        InvalidRequest: the certificate or its key cannot be read, or they are no such.
     """
 
     def __init__(
@@ -53,10 +55,11 @@ class GatewayServer(uvicorn.Server):
             proxy_headers=False,
             limit_concurrency=settings.max_connections,
             timeout_graceful_shutdown=math.ceil(settings.drain_timeout_s + GRACE_S),
-            ssl_certfile=settings.tls_certificate,
-            ssl_keyfile=settings.tls_key,
         )
         config.load()
+        self._certificate = Certificate.of(settings)
+        if self._certificate is not None:
+            config.ssl = self._certificate.context
         super().__init__(config)
         self._drain_timeout_s = settings.drain_timeout_s
         self._serves = serves
@@ -70,6 +73,8 @@ class GatewayServer(uvicorn.Server):
         await super().startup(sockets)
         if self._is_kept:
             asyncio.get_running_loop().add_reader(0, self._hear)
+        if self._certificate is not None:
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._certificate.renew)
         self._serves()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

@@ -47,7 +47,7 @@ CHAT = {"model": "m", "messages": [{"role": "user", "content": "a"}]}
         (
             {"STREAMFLEET_TLS_CERTIFICATE": "/no/cert.pem", "STREAMFLEET_TLS_KEY": "/no/key.pem"},
             2,
-            ("tls_certificate and tls_key cannot be used: No such file or directory",),
+            ("/no/cert.pem, STREAMFLEET_TLS_KEY /no/key.pem: of no use (No such file or directory)",),
         ),
         (
             {"STREAMFLEET_GATEWAY_HOST": "no-such-host.invalid"},

@@ -36,7 +36,7 @@ def acl(
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="JSON, for scripts.")] = False,
 ) -> None:
-    """Print the line of a user with the rights of a role, for the `aclfile` of Redis.
+    """Print a line for the ACL file of Redis: a user with a role.
 
     docs/security.md says what each role may do. Without a password nobody can log in as this user.
     """

@@ -56,7 +56,7 @@ FleetUrl = Annotated[
 
 bulk = typer.Typer(
     name="bulk",
-    help="Files of requests, answered by jobs that outlive whoever started them.",
+    help="Files of requests, answered by jobs that go on.",
     cls=Group,
     no_args_is_help=True,
     rich_markup_mode=None,

@@ -39,7 +39,7 @@ def usage(
     redis_url: options.RedisUrl = options.DEFAULT_URL,
     json: options.Json = False,
 ) -> None:
-    """Show what tenants have used: requests that ended, and their tokens, by day.
+    """Show what tenants have used: requests and tokens, by day.
 
     Days are those of UTC, by Redis's clock. FAILED are those of the requests that failed.
     """

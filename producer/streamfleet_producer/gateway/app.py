@@ -67,7 +67,10 @@ def application(settings: GatewaySettings) -> Starlette:
     for operation in OPERATIONS:
         resources.setdefault(operation.path, Resource()).add(operation)
     routes = [Route(path, resource) for path, resource in resources.items()]
-    return Starlette(routes=routes, lifespan=lifespan, exception_handlers={HTTPException: _nowhere})
+    app = Starlette(routes=routes, lifespan=lifespan, exception_handlers={HTTPException: _nowhere})
+    # It would send a client to wherever the `Host` of its request says.
+    app.router.redirect_slashes = False
+    return app
 
 
 async def _nowhere(_: HttpRequest, error: Exception) -> Response:

@@ -18,6 +18,7 @@ from streamfleet_common.message import problems
 from streamfleet_producer.gateway.call import Call, ClientGone
 from streamfleet_producer.gateway.dialects import OPENAI, Dialect
 from streamfleet_producer.gateway.failures import failure_of
+from streamfleet_producer.gateway.foreign_sites import check_site
 from streamfleet_producer.gateway.keys import ANYBODY, Tenant
 from streamfleet_producer.gateway.refusals import (
     ENDING,
@@ -127,7 +128,12 @@ class Application:
             )
         _check_headers(scope, settings.max_headers, settings.max_header_bytes)
         http = HttpRequest(scope, receive)
+        if services.keys.is_open and not operation.public:
+            check_site(http.headers, settings.gateway_names)
         tenant = ANYBODY if operation.public else _tenant(services, http)
+        if http.headers.get("content-encoding", "identity").lower() != "identity":
+            # What a packed body would grow to is not known before.
+            raise InvalidRequest("Content-Encoding: bodies are taken as they are: send it unpacked")
         body: Any = None
         if operation.body is not None:
             body = _parsed(operation.body, await _read(http, receive, settings.max_body_bytes))

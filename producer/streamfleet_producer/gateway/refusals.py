@@ -26,6 +26,12 @@ class Unauthorized(StreamfleetError):
     code = "invalid_api_key"
 
 
+class ForeignSite(StreamfleetError):
+    """A browser sent it for a page of another site."""
+
+    code = "foreign_site"
+
+
 class NoWorker(StreamfleetError):
     """The queue has no live worker, and the gateway is told not to wait for one."""
 
@@ -64,6 +70,7 @@ class HeaderTooLarge(InvalidRequest):
 
 _STATUSES: tuple[tuple[type[StreamfleetError], int], ...] = (
     (Unauthorized, 401),
+    (ForeignSite, 403),
     (NoWorker, 503),
     (Ending, 503),
     (Overloaded, 429),

@@ -18,6 +18,9 @@ class GatewaySettings(FleetSettings):
     """Where to listen; 0.0.0.0 for everybody who can reach this machine, and then with `keys_file`."""
     gateway_port: int = Field(8000, ge=0, le=65_535)
     """0 picks a free one."""
+    gateway_names: tuple[str, ...] = ()
+    """Names with dots that it is reached by, as a JSON list. Without `keys_file` no other is answered to:
+    whoever has a name can point it here, and a browser would take his page for ours."""
     gateway_queues: tuple[str, ...] = ()
     """The queues that can be reached, as a JSON list; none names all there are."""
     tgi_model: str | None = None

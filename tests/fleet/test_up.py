@@ -10,6 +10,7 @@ import signal
 import socket
 import urllib.error
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -174,6 +175,14 @@ def test_where_keys_are_wanted_it_says_so(tmp_path: Path) -> None:
         line = fleet.wait_for("curl")
         assert curl(line)[0] == 401
         assert curl(line.replace("KEY", key))[0] == 200
+
+        keys.write_text("{")
+        with ThreadPoolExecutor(1) as aside:
+            heard = aside.submit(fleet.wait_for, "gateway  │ error    key file not taken")
+            # The file is looked at when somebody asks, once a second; the keys of before go on.
+            while not heard.done():
+                assert curl(line.replace("KEY", key))[0] == 200
+            assert "keys.json" in heard.result()
 
 
 def test_without_the_extra_it_goes_on_without_a_gateway(tmp_path: Path) -> None:

@@ -31,11 +31,10 @@ class Papers:
         self.elsewhere = self.issue("elsewhere", "other.example")
         self.expired = self.issue("expired", HOST, not_after=dt.datetime(2020, 1, 2, tzinfo=dt.UTC))
 
-    def issue(self, name: str, host: str, **dates: dt.datetime) -> tuple[Path, Path]:
-        """Certificate and key, as files."""
-        if dates:
-            dates["not_before"] = dt.datetime(2020, 1, 1, tzinfo=dt.UTC)
-        issued = self.ca.issue_cert(host, **dates)
+    def issue(self, name: str, host: str, not_after: dt.datetime | None = None) -> tuple[Path, Path]:
+        """Certificate and key, as files; one that ends at a date begins in 2020."""
+        not_before = None if not_after is None else dt.datetime(2020, 1, 1, tzinfo=dt.UTC)
+        issued = self.ca.issue_cert(host, not_before=not_before, not_after=not_after)
         certificate, key = self.folder / f"{name}.pem", self.folder / f"{name}.key"
         certificate.write_bytes(b"".join(blob.bytes() for blob in issued.cert_chain_pems))
         issued.private_key_pem.write_to_path(str(key))

@@ -239,9 +239,9 @@ async def test_metrics_and_operator(guarded: Guarded) -> None:
     await operator.trim_dead(1)
     (submitted,) = await operator.submit([submission()])
     assert submitted.outcome == "accepted"
-    await connections.commands.hset(operator.keys.control, "paused", "1")  # type: ignore[misc]
-    await connections.commands.hdel(operator.keys.control, "paused")  # type: ignore[misc]
-    await connections.commands.hset(operator.keys.control, "drain:w0", "1")  # type: ignore[misc]
+    await connections.commands.hset(operator.keys.control, "paused", "1")
+    await connections.commands.hdel(operator.keys.control, "paused")
+    await connections.commands.hset(operator.keys.control, "drain:w0", "1")
     hired.engine.is_open = False
     waiting = submission()
     await operator.submit([waiting])

@@ -100,7 +100,7 @@ def of_process(pid: int, what: str) -> str:
 
 async def asked(place: Place, folder: Path) -> str:
     """Send what is good and what is not; gives all errors that were answered, the metrics and pages."""
-    said = []
+    said: list[str] = []
     headers = {"authorization": f"Bearer {place.key}", "x-note": HEADER, "idempotency-key": HEADER}
     async with httpx.AsyncClient(base_url=place.url, headers=headers, timeout=60) as http:
         good = {"model": "q", "prompt": f"{PROMPT} a b", "max_tokens": 4}

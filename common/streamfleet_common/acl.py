@@ -33,9 +33,8 @@ class _Rights:
     write: str = ""
     queues: Literal["", "%R~", "%W~"] = "%R~"
     """On the list of all queues."""
-    hears: bool = False
-    """Its channels are those of its tenants; else it has those of all, to tell them of ends."""
-    tells: bool = True
+    channels: bool = True
+    """Its channels are those of its tenants: to hear them, or to tell them of events."""
     commands: str = ""
     jobs: bool = False
     """RQ's keys, too."""
@@ -65,14 +64,12 @@ _RIGHTS: dict[Role, _Rights] = {
         both=f"{_OPEN} ev:* mark",
         read="workers control shares",
         write=f"{_STREAMS} open later",
-        hears=True,
         commands=f"{_CONNECT} {_SCRIPTS} {_PROVE} {_SUBMIT} {_HEAR} get hexists hgetall hkeys xrange",
     ),
     "gateway": _Rights(
         both=f"{_OPEN} ev:* mark {_STREAMS} open later control shares",
         read="workers",
         write="dead",
-        hears=True,
         commands=f"{_CONNECT} {_SCRIPTS} {_PROVE} {_SUBMIT} {_SWEEP} {_ASK} {_HEAR} multi exec",
     ),
     "worker": _Rights(
@@ -84,13 +81,12 @@ _RIGHTS: dict[Role, _Rights] = {
     "bulk": _Rights(
         both=f"{_OPEN} ev:* mark {_STREAMS} open later control dead",
         read="workers shares",
-        hears=True,
         commands=f"{_CONNECT} {_SCRIPTS} {_PROVE} {_SUBMIT} {_SWEEP} {_ASK} {_HEAR} xtrim",
         jobs=True,
     ),
     "metrics": _Rights(
         read=f"{_STREAMS} open control workers dead sweep tenants",
-        tells=False,
+        channels=False,
         commands=f"{_CONNECT} hget hmget hgetall hkeys xlen xpending zcard xinfo|groups xinfo|consumers",
     ),
     "operator": _Rights(
@@ -127,12 +123,12 @@ def user(
         name: of the user.
         role: what it does.
         queues: those it may work on; none stands for all there will ever be.
-        tenants: those whose requests it may hear; none stands for all. Only for those who listen.
+        tenants: those whose requests it may hear; none stands for all. Of a producer alone.
         password: its SHA-256 stands in the line; without one nobody can log in yet.
         is_redis_70: leave away what that server does not know.
 
     Raises:
-        InvalidRequest: a name that no user, queue or tenant can have, or tenants of a role that hears nobody.
+        InvalidRequest: a name that no user, queue or tenant can have, or tenants of another role.
     """
     rights = _RIGHTS[role]
     for what, names in (("user", [name]), ("queue", queues), ("tenant", tenants)):
@@ -141,14 +137,15 @@ def user(
                 raise InvalidRequest(
                     f"{one[:80]!r} cannot name a {what}: take 1 to 64 of letters, digits, '_', '.' and '-'"
                 )
-    if tenants and not rights.hears:
-        raise InvalidRequest(f"role {role} listens to no tenant: name none")
+    if tenants and role != "producer":
+        # Whoever sweeps ends requests of all, and must be able to tell them: a script is not taken back.
+        raise InvalidRequest(f"role {role} is for all tenants: name them for producers alone")
     words = ["user", name, "on", "resetpass", "resetkeys", "resetchannels", "clearselectors"]
     if password is not None:
         words.append(f"#{hashlib.sha256(password).hexdigest()}")
     tags = [Keys(queue).tag for queue in queues or [ANY]]
     words += _keys(rights, tags)
-    if rights.hears or rights.tells:
+    if rights.channels:
         words += [f"&{tag}:c:{tenant}:*" for tag in tags for tenant in tenants or [ANY]]
     left_out = NEWER if is_redis_70 else frozenset()
     words.append(_granted(rights.commands, left_out))

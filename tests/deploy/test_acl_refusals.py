@@ -180,5 +180,9 @@ def test_names_that_would_mean_something_else(bad: str) -> None:
         acl.user("u", "producer", tenants=[bad])
     with pytest.raises(InvalidRequest):
         acl.user(bad, "producer")
+
+
+@pytest.mark.parametrize("role", [role for role in acl.ROLES if role != "producer"])
+def test_who_ends_the_requests_of_all_is_for_all_tenants(role: acl.Role) -> None:
     with pytest.raises(InvalidRequest):
-        acl.user("u", "worker", tenants=["t"])
+        acl.user("u", role, tenants=["t"])

@@ -26,7 +26,9 @@ def acl(
     ] = None,
     tenant: Annotated[
         list[str] | None,
-        typer.Option(help="A tenant whose requests it may hear; else all.", show_default=False),
+        typer.Option(
+            help="Of a producer: a tenant whose requests it may hear; else all.", show_default=False
+        ),
     ] = None,
     password_file: Annotated[
         Path | None, typer.Option(help="Its password. The line holds SHA-256 of it.", show_default=False)

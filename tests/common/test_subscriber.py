@@ -448,7 +448,7 @@ async def test_a_line_that_tcp_gave_up(subscriber: Subscriber, connections: Conn
 async def test_an_idle_line_is_asked_and_kept(
     behind: Subscriber, proxy: LossyProxy, raw: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(subscriber_module, "SILENCE_S", 0.02)
+    monkeypatch.setattr(subscriber_module, "SILENCE_S", 0.2)
     ear = Recorder()
     await behind.subscribe([("c", ear)])
     line = lines(raw)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import pickle
 import socket
 import subprocess
@@ -72,7 +71,7 @@ async def worked_off(redis_url: str, folder: Path) -> str:
     process = await asyncio.create_subprocess_exec(
         *PROGRAM,
         env=environment(STREAMFLEET_REDIS_URL=redis_url, STREAMFLEET_BULK_FOLDER=str(folder))
-        | {"PYTHONPATH": os.pathsep.join([str(folder.parent), *sys.path])},
+        | {"PYTHONPATH": str(folder.parent)},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
     )

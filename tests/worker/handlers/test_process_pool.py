@@ -80,6 +80,7 @@ def test_a_file_beside_the_handler_s_shadows_no_import(
 ) -> None:
     (tmp_path / "queue.py").write_text("raise ImportError('not this one')")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])  # where whoever loads a handler adds the folder
     assert [told(end) for end in serve_pool(serve, "later").ask({"value": 1})] == [1]
 
 

@@ -93,6 +93,7 @@ def test_a_fleet_is_asked_mended_and_ended() -> None:
         wait_gone(processes)
 
 
+@pytest.mark.slow  # several starts of everything
 def test_the_broker_comes_back_with_its_data(tmp_path: Path) -> None:
     port = free_port()
     env = environment(STREAMFLEET_REDIS_URL=f"redis://localhost:{port}/0")
@@ -167,6 +168,7 @@ def test_a_gateway_that_cannot_start_is_the_end() -> None:
     assert "Address" not in done.stdout
 
 
+@pytest.mark.slow  # several starts of everything
 def test_where_keys_are_wanted_it_says_so(tmp_path: Path) -> None:
     keys = tmp_path / "keys.json"
     key = streamfleet("keys", "add", "acme", "--keys-file", str(keys)).stdout.strip()
@@ -198,6 +200,7 @@ def test_without_the_extra_it_goes_on_without_a_gateway(tmp_path: Path) -> None:
     assert (alone.returncode, alone.stderr) == (2, f"error: {words}\n")
 
 
+@pytest.mark.slow  # several starts of everything
 def test_another_s_server_is_used_and_left_alone(redis_url: str) -> None:
     with running("up", "--redis-url", redis_url, "--queue", "mine", "--no-gateway") as fleet:
         fleet.wait_for("not started here")

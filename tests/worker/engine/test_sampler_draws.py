@@ -94,7 +94,15 @@ def test_support_and_shares_are_those_of_transformers(
     assert (found - expected * count).abs().max() <= 1
 
 
-@pytest.mark.parametrize("sampling", [*CUTS[1:12:2], *CUTS[15::3]], ids=named)
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        *CUTS[1:12:4],
+        *CUTS[15::6],
+        *(pytest.param(cut, marks=pytest.mark.slow) for cut in (*CUTS[3:12:4], *CUTS[18::6])),
+    ],
+    ids=named,
+)
 def test_frequencies_over_seeds_and_places_are_those_of_transformers(sampling: Sampling) -> None:
     logits = torch.randn(200, generator=torch.Generator().manual_seed(3)) * 2
     expected, count = theirs(logits, sampling), 4000

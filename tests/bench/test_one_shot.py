@@ -21,6 +21,7 @@ def found(script: str, *arguments: str, limit_s: float = 150) -> Any:
     return json.loads(subprocess.check_output(command, encoding="utf-8", timeout=limit_s))
 
 
+@pytest.mark.slow
 def test_calls_are_measured_by_handler_and_requests_in_flight() -> None:
     load = ("--in-flight", "1", "8", "--seconds", "0.2", "--rounds", "1")
 

@@ -134,6 +134,7 @@ def ended_in_order(worker: Running) -> None:
     assert status == 0, said
 
 
+@pytest.mark.slow
 def test_the_cron_puts_upkeep_into_the_queue_until_it_is_ended(env: Mapping[str, str], raw: Any) -> None:
     names = {b"upkeep_sweep-queues", b"upkeep_remove-files", b"upkeep_trim-dead"}
     raw.delete(*(b"rq:job:" + name for name in names))

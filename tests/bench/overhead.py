@@ -33,10 +33,10 @@ from generation_jobs import FILLER, TOPICS, request_of
 from generation_side import Job
 from sampler import Sampler
 from server import add_options, serving
+from streamfleet_common import logs
 from streamfleet_common.broker import Broker
 from streamfleet_common.connections import Connections
 from streamfleet_producer import Client
-from streamfleet_common import logs
 from streamfleet_worker.engine import devices, models
 from streamfleet_worker.engine.base import Step
 from streamfleet_worker.engine.generation import GenerationEngine

@@ -49,14 +49,16 @@ FLEET_WORKERS = 3
 RQ_LEASE_S = 2
 REPLACED_AFTER_S = 0.2
 POLL_S = 0.01
+LAST_TICK_MS = 1500
+"""The last line is a slow one: on a busy machine the job would be over before all are killed."""
 LIMIT_S = 600.0
 
 Victim = Literal["rq worker", "job", "fleet worker", "redis"]
 VICTIMS: tuple[Victim, ...] = ("rq worker", "job", "fleet worker", "redis")
 
 
-def prompt(number: int) -> str:
-    return f"ECHO 3 AS c{number}. TICK 5"
+def prompt(number: int, tick_ms: int = 5) -> str:
+    return f"ECHO 3 AS c{number}. TICK {tick_ms}"
 
 
 def answer(number: int) -> str:
@@ -162,9 +164,17 @@ class BulkKills:
     """One job of `count` lines, and whom to kill, `kills` times each kind; `run` it once."""
 
     def __init__(
-        self, count: int, kills: int, *, seed: int = 1, appendfsync: str = "always", folder: Path
+        self,
+        count: int,
+        kills: int,
+        *,
+        victims: Sequence[Victim] = VICTIMS,
+        seed: int = 1,
+        appendfsync: str = "always",
+        folder: Path,
     ) -> None:
         self._count = count
+        self._victims = victims
         self._random = random.Random(seed)
         self._plan = self._planned(kills)
         self._flags = ("--appendfsync", appendfsync)
@@ -192,7 +202,7 @@ class BulkKills:
                 window=64,
             )
             async with asyncio.timeout(LIMIT_S):
-                await self._kill(server, crew, rq)
+                await self._kill(server, crew, rq, batches, batch.id)
                 batch = await self._ended(batches, batch.id)
             judged = Judged(batch, time.monotonic() - began, self.killed)
             self._judge_files(judged)
@@ -203,16 +213,26 @@ class BulkKills:
 
     def _planned(self, kills: int) -> list[tuple[int, Victim]]:
         """After how many written lines whom."""
-        victims = [victim for victim in VICTIMS for _ in range(kills)]
+        victims = [victim for victim in self._victims for _ in range(kills)]
         self._random.shuffle(victims)
         moments = sorted(self._random.randrange(self._count * 9 // 10) for _ in victims)
         return list(zip(moments, victims, strict=True))
 
-    async def _kill(self, server: ChaosServer, crew: Crew, rq: RqWorkers) -> None:
+    async def _kill(
+        self,
+        server: ChaosServer,
+        crew: Crew,
+        rq: RqWorkers,
+        batches: Batches,
+        id: str,  # noqa: A002
+    ) -> None:
         for lines, victim in self._plan:
             while self._written() < lines:  # noqa: ASYNC110 (files and processes have no event for us)
                 await asyncio.sleep(POLL_S)
-            while not await self._hit(victim, server, crew, rq):  # noqa: ASYNC110
+            while not await self._hit(victim, server, crew, rq):
+                # Nobody will run it any more: to wait for that would be to wait for ever.
+                if (await asyncio.to_thread(batches.get, id)).is_over:
+                    raise AssertionError(f"the job was over before its {victim} was killed: {self.killed}")
                 await asyncio.sleep(POLL_S)
             self.killed[victim] += 1
 
@@ -270,7 +290,8 @@ class BulkKills:
     def _write_input(self) -> None:
         with self._path("in").open("w") as file:
             for number in range(self._count):
-                request = {"kind": "generate", "prompt": prompt(number), "max_tokens": 8}
+                tick = LAST_TICK_MS if number == self._count - 1 else 5
+                request = {"kind": "generate", "prompt": prompt(number, tick), "max_tokens": 8}
                 file.write(json.dumps({"custom_id": f"c{number}", "request": request}) + "\n")
 
     def _path(self, kind: str) -> Path:

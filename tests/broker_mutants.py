@@ -599,8 +599,8 @@ SWEEP: list[Mutant] = [
     Mutant(
         "whoever is slow is silent",
         "sweep",
-        "pending(code, lease, limit)",
-        "pending(code, 0, limit)",
+        "pending(code, lease, left)",
+        "pending(code, 0, left)",
         test_sweep.test_only_what_is_silent_is_taken,
     ),
     Mutant(
@@ -900,9 +900,30 @@ TENANTS: list[Mutant] = [
     Mutant(
         "a lost note of the sub-lanes stays lost",
         "sweep",
-        "if highest > top then",
+        "if top > noted then",
         "if false then",
         test_sub_lanes.test_a_note_that_was_deleted_is_found_again,
+    ),
+    Mutant(
+        "a lost note stays lost where nobody splits",
+        "sweep",
+        "local noted = tonumber(call('HGET', T .. ':control', 'sub_lanes_top')) or 1",
+        "local noted = top",
+        test_sub_lanes.test_a_note_that_was_deleted_comes_back_though_no_worker_splits_any_more,
+    ),
+    Mutant(
+        "a sweep takes as many of each sub-lane",
+        "sweep",
+        "left = left - #eids",
+        "",
+        test_sub_lanes.test_one_call_of_a_sweep_takes_no_more_of_many_sub_lanes_than_of_one,
+    ),
+    Mutant(
+        "who is lazy leaves what one call cannot take",
+        "sweep",
+        "if more == 0 then --",
+        "if true then --",
+        test_sweep.test_who_is_lazy_takes_all_the_same_what_one_call_cannot,
     ),
 ]
 MUTANTS: list[Mutant] = [*SUBMIT, *START, *RUN, *GIVE_UP, *SWEEP, *TENANTS]

@@ -36,9 +36,13 @@ BEYOND = {
     "the ledger has no life",
     "a deleted record keeps what it counted for",
     "a lost note of the sub-lanes stays lost",
+    "a lost note stays lost where nobody splits",
+    "a sweep takes as many of each sub-lane",
+    "who is lazy leaves what one call cannot take",
 }
-"""What the model does not know: it has no cards, consumers, limits of tokens for all, operators, deleted records
-and long pauses, and its clock moves in steps that are longer than the audit's patience."""
+"""What the model does not know: it has no cards, consumers, limits of tokens for all, operators, deleted
+records, long pauses and hundreds of lost requests, and its clock moves in steps that are longer than the
+audit's patience."""
 
 
 async def run(mutant: Mutant, broker: Broker, raw: Any) -> None:

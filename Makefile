@@ -48,6 +48,8 @@ bench: bootstrap ## measure throughput and latency (an hour; first installs what
 	@$(PY) tests/bench/fleet.py
 	@$(PY) tests/bench/fleet.py --aof
 	@$(PY) tests/bench/cost.py
+	@$(PY) tests/bench/fairness.py
+	@$(PY) tests/bench/gateway.py
 	@$(PY) tests/bench/generation.py --rounds 2
 	@$(PY) tests/bench/generation.py --check --scale 0.5
 	@$(PY) tests/bench/overhead.py

@@ -28,6 +28,13 @@ class Gathering(asyncio.Transport):
         self._flush()
         self._transport.close()
 
+    def write_eof(self) -> None:
+        self._flush()
+        self._transport.write_eof()
+
+    def can_write_eof(self) -> bool:
+        return self._transport.can_write_eof()
+
     def abort(self) -> None:
         self._parts.clear()
         self._transport.abort()

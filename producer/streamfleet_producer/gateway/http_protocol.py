@@ -22,6 +22,10 @@ SILENCE_S = 30.0
 STALL_S = 60.0
 """How long a client may take nothing of what is ready for it."""
 LOOK_S = 5.0
+LINGER_S = 1.0
+"""How long a client may go on sending after a refusal."""
+LINGER_BYTES = 1_048_576
+"""How much of that is read, at most."""
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -47,6 +51,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._stalled_since: float | None = None
         self._answering: RequestResponseCycle | None = None
         self._looking: asyncio.TimerHandle | None = None
+        self._lingering: asyncio.TimerHandle | None = None
+        self._dropped_bytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(Gathering(transport, self.loop))
@@ -56,6 +62,8 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if self._looking is not None:
             self._looking.cancel()
+        if self._lingering is not None:
+            self._lingering.cancel()
         cycle = self._answering
         if cycle is not None and cycle is not self.cycle and not cycle.response_complete:
             cycle.disconnected = True
@@ -75,6 +83,11 @@ class BoundedProtocol(HttpToolsProtocol):
         super()._start_asgi_task(cycle, app)
 
     def data_received(self, data: bytes) -> None:
+        if self._lingering is not None:
+            self._dropped_bytes += len(data)
+            if self._dropped_bytes > LINGER_BYTES:
+                self.transport.close()
+            return
         if self._in_body:
             self._since = self.loop.time()
         elif not self._head_bytes:
@@ -82,7 +95,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._head_bytes += len(data)
         super().data_received(data)
         # By the pieces that came: the parser keeps a header field to itself until it has the whole of it.
-        if self._head_bytes > self.max_header_bytes:
+        if self._head_bytes > self.max_header_bytes and not self.transport.is_closing():
             self._refuse(431)
 
     def on_message_begin(self) -> None:
@@ -112,7 +125,18 @@ class BoundedProtocol(HttpToolsProtocol):
         phrase = http.HTTPStatus(status).phrase
         head = f"HTTP/1.1 {status} {phrase}\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
         self.transport.write(head.encode())
-        self.transport.close()
+        if not self.transport.can_write_eof():  # as with TLS
+            self.transport.close()
+            return
+        # Who closes while the client still sends resets the connection, and the client may lose the answer.
+        self.transport.write_eof()
+        for cycle in (self._answering, self.cycle):  # nothing can be written any more
+            if cycle is not None and not cycle.response_complete:
+                cycle.disconnected = True
+                cycle.message_event.set()
+        self.flow.resume_reading()
+        self._unset_keepalive_if_required()
+        self._lingering = self.loop.call_later(LINGER_S, self.transport.close)
 
     def _look(self) -> None:
         # What is awaited: a first head, the rest of one, or the rest of a body. Between two requests it is

@@ -44,6 +44,28 @@ async def test_a_head_without_an_end_is_refused(gateway: Gateway) -> None:
     assert (await said_to(gateway, *many)).startswith(b"HTTP/1.1 431 ")
 
 
+async def test_who_still_sends_when_it_is_refused_is_heard_out_for_a_while(gateway: Gateway) -> None:
+    host, port = gateway.url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    async with asyncio.timeout(PATIENCE_S):
+        writer.write(b"GET /healthz HTTP/1.1\r\nlong: " + b"a" * 20_000)
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 431 ")
+        assert await reader.read() == b""
+        # It has said all, and resets nothing all the same; but it does not listen for ever.
+        for _ in range(4):
+            writer.write(b"a" * 4096)
+            await writer.drain()
+        with pytest.raises(ConnectionError):
+            await _send_for_ever(writer)
+    writer.close()
+
+
+async def _send_for_ever(writer: asyncio.StreamWriter) -> None:
+    while True:
+        writer.write(b"a" * 65_536)
+        await writer.drain()
+
+
 async def test_too_many_fields_in_one_piece_are_refused(gateway: Gateway) -> None:
     fields = b"".join(b"n%d: v\r\n" % n for n in range(100))
     said = await said_to(gateway, b"GET /healthz HTTP/1.1\r\nconnection: close\r\n" + fields + b"\r\n")

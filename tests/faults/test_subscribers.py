@@ -20,7 +20,8 @@ from streamfleet_producer import Client
 
 LIMIT_BYTES = 256 * 1024
 WORD = "w" * 5000
-TOKENS = 300
+LEASE_S = 15.0
+"""Long: where the machine is slow, a large stream that lost its worker would begin anew, again and again."""
 READERS = 3
 """Subscriptions of clients that read: one each."""
 REST_BYTES = 32 * 1024 * 1024
@@ -48,18 +49,20 @@ def deaf(port: int, channel: str, count: int) -> Iterator[list[socket.socket]]:
 
 
 @pytest.mark.parametrize(
-    "count",
+    ("count", "words", "producers"),
     [
-        pytest.param(40, id="quick"),
-        pytest.param(1000, id="long", marks=[pytest.mark.slow, pytest.mark.timeout(240)]),
+        pytest.param(40, 100, 4, id="quick"),
+        pytest.param(1000, 300, 8, id="long", marks=[pytest.mark.slow, pytest.mark.timeout(240)]),
     ],
 )
-async def test_subscribers_that_never_read_cost_their_limit_and_no_more(count: int) -> None:
+async def test_subscribers_that_never_read_cost_their_limit_and_no_more(
+    count: int, words: int, producers: int
+) -> None:
     if resource.getrlimit(resource.RLIMIT_NOFILE)[0] < 2 * count + 200:
         pytest.skip(f"this process may not open {count} connections")
     flags = ("--client-output-buffer-limit", f"pubsub {LIMIT_BYTES} {LIMIT_BYTES} 1", "--maxclients", "4000")
-    request = GenerateRequest(prompt=f"ECHO {TOKENS} AS {WORD} TICK 4", max_tokens=TOKENS)
-    async with Scene(flags=flags) as scene:
+    request = GenerateRequest(prompt=f"ECHO {words} AS {WORD} TICK 4", max_tokens=words)
+    async with Scene(flags=flags, lease_s=LEASE_S) as scene:
         control: Any = scene.server.control
         channel = scene.broker.keys.channel("default", rid_of("watched"))
 
@@ -70,7 +73,10 @@ async def test_subscribers_that_never_read_cost_their_limit_and_no_more(count: i
         with deaf(scene.server.port, channel, count):
             await until(lambda: _is(listeners, count))
             before = int((await control.info("memory"))["used_memory"])
-            async with Load(scene.client_line.url) as load, Client(scene.server.url, QUEUE) as client:
+            async with (
+                Load(scene.client_line.url, producers=producers) as load,
+                Client(scene.server.url, QUEUE) as client,
+            ):
                 watching = asyncio.create_task(_most_used(control))
                 async with client.stream(request, idempotency_key="watched") as tokens:
                     text = "".join([delta.text async for delta in tokens])
@@ -89,12 +95,12 @@ async def test_subscribers_that_never_read_cost_their_limit_and_no_more(count: i
     most -= before
     keep(
         f"F14 {count} deaf subscribers",
-        f"they never read {TOKENS * len(WORD) / 1e6:.1f} MB of a stream, limit {LIMIT_BYTES >> 10} KiB each",
+        f"they never read {words * len(WORD) / 1e6:.1f} MB of a stream, limit {LIMIT_BYTES >> 10} KiB each",
         f"{count - left} of them cut, at most {most / 1e6:.1f} MB more memory; a reader beside them got the "
         f"whole text; others: {account}, {load.latency()}",
         f"at most {count * LIMIT_BYTES / 1e6:.1f} MB for them, and the stream's own log; others unharmed",
     )
-    assert text == " ".join(f"{WORD}{at}" for at in range(TOKENS))
+    assert text == " ".join(f"{WORD}{at}" for at in range(words))
     assert left < count, "nobody reached the limit"
     assert most < count * LIMIT_BYTES + REST_BYTES
     assert not account.lost

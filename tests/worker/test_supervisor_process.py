@@ -295,7 +295,9 @@ async def test_workers_ask_for_huge_pages_unless_told_otherwise(
         monkeypatch.setenv("GLIBC_TUNABLES", own)
     fleet = launch(workers="1")
     (line,) = await fleet.said("worker started")
-    assert f"GLIBC_TUNABLES={expected}" in environment(int(line["pid"]))
+    pid = int(line["pid"])
+    await eventually(lambda: environment(pid) != [""], "its program")  # between fork and exec it has none
+    assert f"GLIBC_TUNABLES={expected}" in environment(pid)
 
 
 def test_it_imports_nothing_that_only_workers_need() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import Any, Literal, Self
 
 import redis.asyncio
 
+from stopping import stopped
 from streamfleet_common import codec
 from streamfleet_common.broker import Broker
 from streamfleet_common.cards import Card, Limits
@@ -174,9 +174,7 @@ class HandWorker:
         try:
             yield asked
         finally:
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+            await stopped(task)
 
     async def fail(
         self, work: Work, error: StreamfleetError, state: Literal["failed", "dead"] = "failed"

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import struct
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
 from hand_worker import HandWorker, Work
+from stopping import stopped
 from streamfleet_common.one_shot import Embedding, HandlerCard
 from streamfleet_common.schemas import Choice, Delta, Parts, Prefill, Start
 from streamfleet_producer import Client, StreamfleetError
@@ -159,6 +159,4 @@ async def real(url: str, exact: str = "") -> AsyncIterator[Stage]:
         try:
             yield stage
         finally:
-            playing.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await playing
+            await stopped(playing)

@@ -15,6 +15,7 @@ from delivery.stopping_worker import Point
 from delivery.workers import Nursery, WorkerProcess
 from eventually import eventually
 from hired import ends, eventually_so
+from stopping import stopped
 from streamfleet_common.broker import Broker
 from streamfleet_common.connections import Connections
 from streamfleet_common.schemas import End, Envelope, GenerateRequest
@@ -93,8 +94,7 @@ class Play:
             run.ends = dict(zip(rids, await ends(self.broker, rids), strict=True))
             await self._dismiss(victim, survivor)
         finally:
-            sweeping.cancel()
-            await asyncio.gather(sweeping, return_exceptions=True)
+            await asyncio.gather(stopped(sweeping), return_exceptions=True)
             await self._connections.close()
         await self._judge()
         return run

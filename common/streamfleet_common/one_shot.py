@@ -212,6 +212,11 @@ class Embedding(Message):
         return numbers
 
     @property
+    def numbers(self) -> list[float]:
+        """Its numbers for JSON: nine digits tell a float32 from any other, and more would say nothing."""
+        return [float(f"{number:.9g}") for number in self.vector]
+
+    @property
     def base64(self) -> str:
         """`data` in base64, as OpenAI's `encoding_format` has it."""
         return base64.b64encode(self.data).decode()

@@ -10,7 +10,6 @@ from pydantic import TypeAdapter, ValidationError
 
 from streamfleet_common.errors import InvalidRequest, StreamfleetError
 from streamfleet_common.message import problems
-from streamfleet_common.one_shot import Embedding
 from streamfleet_common.schemas import End, Failure, Request
 
 DialectName = Literal["streamfleet", "openai"]
@@ -72,14 +71,8 @@ class _OwnAsked:
         answer = end.model_dump(mode="json", exclude={"embeddings"}, exclude_defaults=True)
         answer["state"] = end.state
         if end.embeddings:
-            answer["embeddings"] = [float32s(embedding) for embedding in end.embeddings]
+            answer["embeddings"] = [embedding.numbers for embedding in end.embeddings]
         return {"custom_id": custom_id, "id": id_, "kind": self.requests[0].kind, "answer": answer}
-
-
-def float32s(embedding: Embedding) -> list[float]:
-    """A vector's numbers for JSON, with the digits that they have."""
-    # Nine tell a float32 from any other; those of a double would say nothing more.
-    return [float(f"{number:.9g}") for number in embedding.vector]
 
 
 def dialect(name: DialectName, queue: str) -> Dialect:

@@ -90,10 +90,4 @@ def embed(
 
 
 def _shown(embedding: Embedding, form: Format) -> str | list[float]:
-    return embedding.base64 if form == "base64" else float32s(embedding)
-
-
-def float32s(embedding: Embedding) -> list[float]:
-    """A vector's numbers for JSON, with the digits that they have."""
-    # Nine tell a float32 from any other; those of a double would say nothing more.
-    return [float(f"{number:.9g}") for number in embedding.vector]
+    return embedding.base64 if form == "base64" else embedding.numbers

@@ -9,7 +9,6 @@ import typer
 
 from streamfleet_common.schemas import End
 from streamfleet_producer.cli import options
-from streamfleet_producer.cli.embed import float32s
 from streamfleet_producer.cli.terminal import print_choices, print_json, printable, run
 from streamfleet_producer.cli.worker_watch import WorkerWatch
 
@@ -54,5 +53,5 @@ async def _result(redis_url: str, queue: str | None, rid: str, limit_s: float | 
 
 
 def _document(end: End) -> dict[str, Any]:
-    vectors = [float32s(embedding) for embedding in end.embeddings]
+    vectors = [embedding.numbers for embedding in end.embeddings]
     return {**end.model_dump(mode="json", exclude={"embeddings"}), "embeddings": vectors}

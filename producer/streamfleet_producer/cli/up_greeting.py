@@ -69,7 +69,9 @@ class Example:
             case "rerank":
                 return "/v1/rerank", self._body(query="a query", documents=["a document", "another"])
             case _:
-                return "/v1/chat/completions", self._body(messages=[{"role": "user", "content": QUESTION}])
+                return "/v1/chat/completions", self._body(
+                    messages=[{"role": "user", "content": QUESTION}], temperature=0
+                )
 
     def _body(self, **fields: object) -> str:
         return json.dumps({"model": self.queue, **fields}, ensure_ascii=False)

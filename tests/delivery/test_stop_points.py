@@ -69,8 +69,10 @@ def test_a_worker_lost_between_two_steps(
         assert (record.attempts, record.crashes, record.solo_losses) == (attempts, attempts - 1, 0)
         if rid in run.begun:
             assert (end.worker, end.of) == (run.survivor, run.begun[rid] + 2)
-    if point.step in ("take", "emit", "renew", "sweep") or (point.step, point.moment) == ("finish", "before"):
-        assert len(run.begun) == len(run.ends), "all were in its hands"
+    if point.step == "renew":  # a finish may be on its way beside it
+        assert run.begun.keys() <= set(run.last)
+    if point.step in ("take", "emit", "sweep") or (point.step, point.moment) == ("finish", "before"):
+        assert run.begun.keys() == set(run.last), "all were in its hands"
     if (point.step, point.moment) == ("finish", "after"):
         assert not run.begun, "all were told"
         assert {end.worker for end in run.ends.values()} == {run.victim}

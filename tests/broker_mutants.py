@@ -33,6 +33,7 @@ from common import (
     test_suspects,
     test_sweep,
     test_take,
+    test_watched,
 )
 from server_view import RID
 from streamfleet_common.scripts import ScriptName
@@ -850,6 +851,43 @@ TENANTS: list[Mutant] = [
         "if sum == one.ends then redis.pcall('PEXPIRE', ledger, USAGE_MS) end",
         "",
         test_ledger.test_a_day_is_kept_for_so_long,
+    ),
+    Mutant(
+        "a cancelled request runs on",
+        "cancel",
+        "if sub(record, 1, 1) == 'R' then ended.running = ended.running + tokens end",
+        "",
+        test_watched.test_tokens_run_from_the_start_until_the_request_leaves,
+        {"way": "cancel"},
+    ),
+    Mutant(
+        "what waits for its next try runs",
+        "finish",
+        "if owner ~= '' then ended.running =",
+        "if false then ended.running =",
+        test_watched.test_tokens_run_from_the_start_until_the_request_leaves,
+        {"way": "retry later"},
+    ),
+    Mutant(
+        "a second start counts again",
+        "start",
+        "if begun > 0 then",
+        "for i, rid in ipairs(rids) do begun = begun + 139 end\nif begun > 0 then",
+        test_watched.test_a_start_that_is_asked_for_again_counts_once,
+    ),
+    Mutant(
+        "each submission is the oldest",
+        "submit",
+        "if not noted[i] or noted[i] == '0' then",
+        "if true then",
+        test_watched.test_a_submission_notes_that_it_is_the_oldest_of_its_lane,
+    ),
+    Mutant(
+        "after a sweep nobody is the oldest",
+        "submit",
+        "if not noted[i] or noted[i] == '0' then",
+        "if not noted[i] then",
+        test_watched.test_after_a_sweep_that_found_nobody_the_next_one_notes_itself,
     ),
     Mutant(
         "a deleted record keeps what it counted for",

@@ -71,11 +71,13 @@ class Queue:
         return [name for stream in LETTERS for name in self.lane(stream)]
 
     def counts(self) -> dict[str, int]:
-        """What each tenant has open: requests, and `|t` tokens; `*` the tokens of all."""
+        """What each tenant has open: requests, and `|t` tokens; `*` the tokens of all, `*|r` of what runs."""
         counts: Counter[str] = Counter()
         for request in self.open():
             tokens = request.submission.tokens
             counts.update({request.tenant: 1, f"{request.tenant}|t": tokens, "*": tokens})
+            if request.state == "R":
+                counts["*|r"] += tokens
         return dict(counts)
 
     def unread(self, stream: str) -> list[Item]:

@@ -39,10 +39,12 @@ BEYOND = {
     "a lost note stays lost where nobody splits",
     "a sweep takes as many of each sub-lane",
     "who is lazy leaves what one call cannot take",
+    "each submission is the oldest",
+    "after a sweep nobody is the oldest",
 }
-"""What the model does not know: it has no cards, consumers, limits of tokens for all, operators, deleted
-records, long pauses and hundreds of lost requests, and its clock moves in steps that are longer than the
-audit's patience."""
+"""What the model does not know: it has no cards, notes for watchers, consumers, limits of tokens for all,
+operators, deleted records, long pauses and hundreds of lost requests, and its clock moves in steps that are
+longer than the audit's patience."""
 
 
 async def run(mutant: Mutant, broker: Broker, raw: Any) -> None:

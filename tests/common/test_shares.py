@@ -35,6 +35,8 @@ def recount(raw: Any) -> dict[str, int]:
         record = Record.parse(data)
         tokens = int(data.partition(b"\n")[0].split(b"|")[-3])
         counts.update({record.tenant: 1, f"{record.tenant}|t": tokens, "*": tokens})
+        if record.state == "running":
+            counts["*|r"] += tokens
     return dict(counts)
 
 

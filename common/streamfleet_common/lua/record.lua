@@ -61,8 +61,9 @@ local function log(rid, id, frame)
 end
 
 -- Work to be taken off the streams, and off the counts, once for the whole batch. `tenants`: of each the number of
--- ends, of failures among them, the tokens that its open requests might have taken, and those they took.
-local ended = {rids = {}, entries = {}, later = {}, tenants = {}, uncounted = false}
+-- ends, of failures among them, the tokens that its open requests might have taken, and those they took. `running`:
+-- the tokens of those that ran and do so no more.
+local ended = {rids = {}, entries = {}, later = {}, tenants = {}, running = 0, uncounted = false}
 local spent = {} -- rid to `prompt tokens|completion tokens`, where they are known
 
 local function leave(place, rid)
@@ -107,6 +108,7 @@ local function terminal(rid, record, letter, body, now)
   end
   sums.ends = sums.ends + 1
   sums.tokens = sums.tokens + tokens
+  if sub(record, 1, 1) == 'R' then ended.running = ended.running + tokens end
   if letter == 'F' or letter == 'P' then sums.failed = sums.failed + 1 end
   if spent[rid] then
     local prompt, completion = match(spent[rid], '^(%d+)|(%d+)$')
@@ -146,11 +148,12 @@ end
 local function settle()
   for code, eids in pairs(ended.entries) do discard(code, eids) end
   if #ended.later > 0 then call('ZREM', T .. ':later', unpack(ended.later)) end
-  if #ended.rids == 0 then return end
-  call('ZREM', T .. ':open', unpack(ended.rids))
-  call('HINCRBY', T .. ':sweep', 'ended', #ended.rids)
-
   local tenants, ledger, tokens = T .. ':tenants', nil, 0
+  if ended.running > 0 then count_down(tenants, '*|r', ended.running) end
+  if #ended.rids > 0 then
+    call('ZREM', T .. ':open', unpack(ended.rids))
+    call('HINCRBY', T .. ':sweep', 'ended', #ended.rids)
+  end
   for tenant, one in pairs(ended.tenants) do
     tokens = tokens + one.tokens
     count_down(tenants, tenant, one.ends)

@@ -85,6 +85,7 @@ local function again(rid, record, crashes, solo, limit, pause, why, now)
     terminal(rid, record, 'F', why, now)
     return 'ended'
   end
+  if owner ~= '' then ended.running = ended.running + (match(meta, '|(%d+)|[^|]*|[^|]*$') or 0) end
   if pause == true then pause = backoff * 2 ^ math.min(attempts - 1, 30) end
   if pause and pause > 0 then
     pause = math.min(pause, MAX_BACKOFF_MS)

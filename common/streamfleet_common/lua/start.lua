@@ -113,10 +113,10 @@ if #rids == 0 then
 end
 
 -- Of a queued record, in one scan: deadline, epoch, place, attempts, the rest from crashes on, and of this
--- crashes, accepted, stream.
-local QUEUED = '^Q(%d+)|(%d+)|([^|]*)||%d+|(%d+)|((%d+)|%d+|(%d+)|%a|([s-])|.*)$'
+-- crashes, accepted, stream, tokens.
+local QUEUED = '^Q(%d+)|(%d+)|([^|]*)||%d+|(%d+)|((%d+)|%d+|(%d+)|%a|([s-])|%d+|[^|]*|(%d+)|.*)$'
 local known = records(rids)
-local writes, drop, seen = {}, {}, {}
+local writes, drop, seen, begun = {}, {}, {}, 0 -- the last: tokens
 
 local function begin(rid, place, record)
   if not record then
@@ -129,7 +129,7 @@ local function begin(rid, place, record)
     end
     return 'stray'
   end
-  local deadline, epoch, its_place, attempts, rest, crashes, accepted, stream = match(record, QUEUED)
+  local deadline, epoch, its_place, attempts, rest, crashes, accepted, stream, tokens = match(record, QUEUED)
   local its_owner = ''
   if not deadline then
     local _, _, meta
@@ -153,6 +153,7 @@ local function begin(rid, place, record)
     writes[#writes + 1] = T .. ':r:' .. rid
     writes[#writes + 1] = 'R' .. deadline .. '|' .. epoch .. '|' .. place .. '|' .. owner .. '|' .. now .. '|'
       .. attempts .. '|' .. rest
+    begun = begun + tokens
     if stream == 's' then
       local _, _, _, ttl, _, tenant = meta_fields(match(rest, '^%d+|%d+|(.*)$'))
       local head = epoch .. '-0,' .. accepted .. ',' .. now .. ',' .. now .. ',' .. attempts
@@ -181,6 +182,7 @@ for i, rid in ipairs(rids) do
   replies[4 * i + 3] = outcome
 end
 if #writes > 0 then call('MSET', unpack(writes)) end
+if begun > 0 then redis.pcall('HINCRBY', T .. ':tenants', '*|r', begun) end
 for code, eids in pairs(drop) do discard(code, eids) end
 settle()
 return replies

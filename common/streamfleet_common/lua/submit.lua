@@ -135,7 +135,7 @@ for i = 1, count do
 end
 if #accepted == 0 then return replies end
 
-local records, members = {}, {}
+local records, members, lanes = {}, {}, {}
 local text = string.format('%.0f', now)
 for i, number in ipairs(accepted) do
   local at = 4 * number - 2
@@ -144,6 +144,7 @@ for i, number in ipairs(accepted) do
   local lane = sub(about, 1, 1)
   local key, code, sub_lane = LANES[lane], lane, whose[number].lane
   if sub_lane > 0 then key, code = key .. ':' .. sub_lane, lane .. sub_lane .. '.' end
+  lanes[lane] = true
   local eid = redis.call('XADD', key, '*', 'r', rid, 'p', ARGV[at + 3])
   records[2 * i - 1] = T .. ':r:' .. rid
   records[2 * i] = 'Q' .. deadline .. '|0|' .. code .. eid .. '||0|0|0|0|' .. text .. '|' .. about
@@ -153,6 +154,13 @@ end
 redis.call('MSET', unpack(records))
 redis.call('ZADD', T .. ':open', unpack(members))
 if added > 0 then redis.pcall('HINCRBY', T .. ':tenants', '*', added) end
+-- Where nobody waited, these are the oldest now. Those who watch the queue may not read in its streams.
+local fields = {}
+for lane in pairs(lanes) do fields[#fields + 1] = 'oldest:' .. sub(LANES[lane], #T + 4) end
+local noted = redis.pcall('HMGET', T .. ':sweep', unpack(fields))
+for i, field in ipairs(fields) do
+  if not noted[i] or noted[i] == '0' then redis.pcall('HSET', T .. ':sweep', field, text) end
+end
 for tenant, one in pairs(tenants) do
   if one.added > 0 then redis.pcall('HINCRBY', T .. ':tenants', tenant, one.added) end
   if one.cost > 0 then redis.pcall('HINCRBY', T .. ':tenants', tenant .. '|t', one.cost) end

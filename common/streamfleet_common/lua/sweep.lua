@@ -28,6 +28,7 @@ local function recount()
         sums[tenant] = (sums[tenant] or 0) + 1
         sums[tenant .. '|t'] = (sums[tenant .. '|t'] or 0) + tokens
         sums['*'] = (sums['*'] or 0) + tokens
+        if sub(record, 1, 1) == 'R' then sums['*|r'] = (sums['*|r'] or 0) + tokens end
       end
     end
   end
@@ -98,7 +99,7 @@ if #overdue > 0 then
 end
 back.wake(now, limit)
 settle()
-ended = {rids = {}, entries = {}, later = {}, tenants = {}, uncounted = false}
+ended = {rids = {}, entries = {}, later = {}, tenants = {}, running = 0, uncounted = false}
 
 local grace = at < tonumber(grace_until or 0)
 if ARGV[7] == '1' and at - tonumber(full_at or 0) < lease / 3 then
@@ -119,7 +120,7 @@ if not grace then
     end
   end
   settle()
-  ended = {rids = {}, entries = {}, later = {}, tenants = {}, uncounted = false}
+  ended = {rids = {}, entries = {}, later = {}, tenants = {}, running = 0, uncounted = false}
 end
 
 -- The audit: a slice of the open requests at a time, against what the streams really hold.

@@ -7,7 +7,7 @@ from it alone. `info` is constant, and `prepare` may be called from any thread.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
 from streamfleet_common.decisions import Decision
 from streamfleet_common.errors import Unsupported
@@ -22,6 +22,21 @@ if TYPE_CHECKING:
 
 Key = tuple[str, int]
 """A request in one epoch: (rid, epoch). Coming back in a later epoch, it is another key."""
+
+LaunchReason = Literal["full", "delay", "waited", "ratio", "deadline", "drain"]
+"""Why a batch was launched, or newcomers were let into the running one, just then:
+
+* full: they filled it.
+* delay: nothing ran, and the oldest had waited `max_delay` for company.
+* waited: rows ran, and newcomers had waited `max_waiting_tokens` steps or `max_waiting` seconds, or until another
+  had computed the beginning of the prompt that they share.
+* ratio: rows ran, and newcomers were enough for the running to be held up for them.
+* deadline: one of them would have missed its deadline.
+* drain: the worker takes in nothing more, so no company would have come.
+
+A micro-batch never waits for one that runs: it knows neither `waited` nor `ratio`.
+"""
+LAUNCH_REASONS: tuple[LaunchReason, ...] = get_args(LaunchReason)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +144,24 @@ class Parts:
     values: list[Any]
 
 
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A batch that was launched: a micro-batch, or the running rows as they were once newcomers had joined."""
+
+    number: int
+    """The engine counts them from 1."""
+    reason: LaunchReason
+    size: int
+    """Its items; or the rows that run, newcomers among them."""
+    tokens: int
+    """Those that it begins with, and what fills its rows up to one length. Of running rows: what is to be
+    computed of the newcomers' prompts, and one for each other row."""
+    padded_ratio: float
+    """Which share of these fills rows up, from 0 to 1; running rows are never filled up."""
+    keys: tuple[Key, ...]
+    """Whose items or rows they are, each once, newcomers first."""
+
+
 @dataclass(slots=True)
 class Finished:
     """The last output of a key. `error` is set if and only if the state is not "done"."""
@@ -150,6 +183,8 @@ class Finished:
     retry_after_s: float | None = None
     """Of one that failed: try it again after so long, if it may be tried again at all. None leaves that to
     the error and to the request's own policy."""
+    launch: Launch | None = None
+    """The batch that it ran in, of several the last; None if none was needed, or none came."""
 
 
 @dataclass(slots=True)
@@ -179,6 +214,8 @@ class Step:
     """Of a micro-batch: its tokens, and what fills its rows up to one length."""
     device_s: float = 0.0
     """Of a micro-batch: seconds that it was computed."""
+    launches: list[Launch] = field(default_factory=list)
+    """Batches that began in this step."""
 
 
 class Engine(Protocol):

@@ -84,7 +84,7 @@ def _now(built: dashboard.Dashboard) -> dashboard.Dashboard:
         .with_panel(
             number(
                 "Failed",
-                "Share of what ended in five minutes that failed, but for cancelled requests and callers' slips.",
+                "Failed share of what ended in 5 minutes; what callers cancelled or got wrong is left out.",
                 "percentunit",
                 f"queue:streamfleet_requests_failed:ratio_rate5m{{{QUEUE}}}",
             )
@@ -256,8 +256,8 @@ def _around(built: dashboard.Dashboard) -> dashboard.Dashboard:
         .with_panel(
             lines(
                 "Trouble",
-                "A second: requests started again, leases lost, writes refused since the request was another's, "
-                "and reconnections.",
+                "A second: requests started again, leases lost, writes refused as no longer theirs, "
+                "reconnections.",
                 "ops",
                 query(rate("redeliveries_total"), "{{queue}} redelivered"),
                 query(rate("leases_lost_total"), "{{queue}} leases lost"),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from grafana_foundation_sdk.builders import common, dashboard, heatmap, prometheus, stat, timeseries
 from grafana_foundation_sdk.models.common import (
     BigValueGraphMode,
@@ -170,7 +168,7 @@ def board(name: str, text: str, *, many: bool = False) -> dashboard.Dashboard:
 
 def variable(name: str, label: str, values: str, *, many: bool) -> dashboard.QueryVariable:
     """A choice among the values that a label has; among several at once, and all, with `many`."""
-    built: Any = (
+    built = (
         dashboard.QueryVariable(name)
         .label(label)
         .datasource(SOURCE)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from streamfleet_common.schemas import EndState, Prefill, Timing, Usage
-from streamfleet_worker.engine.base import Arrival, Finished, Key
+from streamfleet_worker.engine.base import Arrival, Finished, Key, Launch
 from streamfleet_worker.engine.sequence import Sequence
 
 if TYPE_CHECKING:
@@ -44,6 +44,8 @@ class Answer:
     running: dict[int, Sequence] = field(default_factory=dict)
     ended: list[Sequence] = field(default_factory=list)
     prefill: Prefill | None = None
+    launch: Launch | None = None
+    """The last one that let a choice of it in."""
 
     @classmethod
     def of(cls, loaded: LoadedModel, key: Key, arrival: Arrival, now: float) -> Answer:
@@ -90,6 +92,7 @@ class Answer:
             seed=self.seed,
             timing=self._timing(started, now),
             error=error,
+            launch=self.launch,
         )
 
     def _timing(self, sequences: list[Sequence], now: float) -> Timing:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from streamfleet_common.schemas import EndState, Timing
-from streamfleet_worker.engine.base import Arrival, Finished, Key
+from streamfleet_worker.engine.base import Arrival, Finished, Key, Launch
 from streamfleet_worker.engine.item_line import Item
 
 if TYPE_CHECKING:
@@ -28,6 +28,8 @@ class Shared(Item):
     parts: list[Any] = field(default_factory=list)
     """What it has given so far, if it comes in parts."""
     ended: bool = False
+    launch: Launch | None = None
+    """The batch that it was last put into."""
 
 
 @dataclass(eq=False, slots=True)
@@ -45,6 +47,8 @@ class Asked:
     started_at: float | None = None
     batches: int = 0
     device_s: float = 0.0
+    launch: Launch | None = None
+    """Of the batches with an item of it the last."""
 
     @classmethod
     def of(cls, key: Key, arrival: Arrival, now: float) -> Asked:
@@ -75,13 +79,15 @@ class Asked:
             StreamfleetError: the results make no answer.
         """
         fields = self.job.answer(self.results)
-        return Finished("done", usage=self.job.usage, timing=self._timing(now), **fields)
+        timing = self._timing(now)
+        return Finished("done", usage=self.job.usage, timing=timing, launch=self.launch, **fields)
 
     def failed(
         self, state: EndState, now: float, error: StreamfleetError, retry_after_s: float | None = None
     ) -> Finished:
         """The last output of one that has no answer."""
-        return Finished(state, timing=self._timing(now), error=error, retry_after_s=retry_after_s)
+        timing = self._timing(now)
+        return Finished(state, timing=timing, error=error, retry_after_s=retry_after_s, launch=self.launch)
 
     def _timing(self, now: float) -> Timing:
         started = now if self.started_at is None else self.started_at

@@ -28,8 +28,8 @@ LaunchReason = Literal["full", "delay", "waited", "ratio", "deadline", "drain"]
 
 * full: they filled it.
 * delay: nothing ran, and the oldest had waited `max_delay` for company.
-* waited: rows ran, and newcomers had waited `max_waiting_tokens` steps or `max_waiting` seconds, or until another
-  had computed the beginning of the prompt that they share.
+* waited: rows ran, and newcomers had waited `max_waiting_tokens` steps or `max_waiting` seconds, or until
+  another had computed the beginning of the prompt that they share.
 * ratio: rows ran, and newcomers were enough for the running to be held up for them.
 * deadline: one of them would have missed its deadline.
 * drain: the worker takes in nothing more, so no company would have come.
@@ -146,7 +146,7 @@ class Parts:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A batch that was launched: a micro-batch, or the running rows as they were once newcomers had joined."""
+    """A batch that was launched: a micro-batch, or the running rows as they were when newcomers joined."""
 
     number: int
     """The engine counts them from 1."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from streamfleet_common.decisions import Decision
 from streamfleet_common.schemas import EndState, Timing, Usage
-from streamfleet_worker.engine.base import Arrival, Finished, Key
+from streamfleet_worker.engine.base import Arrival, Finished, Key, Launch
 
 if TYPE_CHECKING:
     from streamfleet_common.errors import StreamfleetError
@@ -43,6 +43,8 @@ class DecisionAnswer:
     """By the places of question and option."""
     cached: dict[int, int] = field(default_factory=dict)
     """How many tokens the prefix cache had of each question's prompt, state included."""
+    launch: Launch | None = None
+    """The last one that let a part of it in."""
 
     @classmethod
     def of(cls, key: Key, arrival: Arrival, now: float) -> DecisionAnswer:
@@ -92,6 +94,7 @@ class DecisionAnswer:
                 prefill_ms=max(0.0, now - started) * 1000,
             ),
             error=error,
+            launch=self.launch,
         )
 
     def _cached(self) -> int:

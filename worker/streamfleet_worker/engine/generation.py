@@ -21,6 +21,7 @@ from streamfleet_worker.engine.base import (
     EngineInfo,
     Finished,
     Key,
+    Launch,
     Output,
     Room,
     Step,
@@ -40,7 +41,7 @@ from streamfleet_worker.engine.passes import Failed, Passed, Passes
 from streamfleet_worker.engine.prefix_cache import BLOCK, PrefixCache
 from streamfleet_worker.engine.preparer import Preparer
 from streamfleet_worker.engine.sampler import Sampled
-from streamfleet_worker.engine.scheduler import Chunk, Scheduler
+from streamfleet_worker.engine.scheduler import Chunk, Plan, Scheduler
 from streamfleet_worker.engine.sequence import Scores, Sequence
 
 if TYPE_CHECKING:
@@ -121,6 +122,7 @@ class GenerationEngine:
         self._answers: dict[Key, Answer | DecisionAnswer] = {}
         self._unasked: list[Key] = []  # those without questions
         self._unborn: list[Output] = []  # ends of those that could not be taken in
+        self._launched = 0
         self._decision_preparer = DecisionPreparer(loaded.tokenizer, loaded.name, limit)
         self._info = EngineInfo(
             model=loaded.name,
@@ -283,8 +285,7 @@ class GenerationEngine:
         self._unasked.clear()
         asked, found = self._prefix.tokens_asked, self._prefix.tokens_found
         todo = self._scheduler.schedule(began)
-        for sequence in todo.admitted:
-            sequence.started_at = began
+        self._launch(todo, began, step)
         asked, found = self._prefix.tokens_asked - asked, self._prefix.tokens_found - found
         step.asked_tokens, step.cached_tokens = asked, found
         for sequence in todo.admitted:
@@ -303,6 +304,28 @@ class GenerationEngine:
                     self._take(part, step)
             self._scheduler.observe(self._clock() - began)
         return step
+
+    def _launch(self, todo: Plan, now: float, step: Step) -> None:
+        """Note who has joined the running batch."""
+        if todo.reason is None:
+            return
+        running = self._scheduler.running
+        newcomers = dict.fromkeys(sequence.key for sequence in todo.admitted)
+        self._launched += 1
+        launch = Launch(
+            self._launched,
+            todo.reason,
+            len(running),
+            len(running) + sum(s.prompt_length - s.computed - 1 for s in todo.admitted),
+            0.0,
+            tuple(dict.fromkeys([*newcomers, *(sequence.key for sequence in running)])),
+        )
+        step.launches.append(launch)
+        for sequence in todo.admitted:
+            sequence.started_at = now
+        for key in newcomers:
+            if key in self._answers:
+                self._answers[key].launch = launch
 
     def _try(self, sequence: Sequence, act: Callable[[], None], step: Step) -> None:
         """Do something for a sequence, if it is still here; what it raises is its own fault."""

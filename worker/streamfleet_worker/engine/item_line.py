@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 if TYPE_CHECKING:
+    from streamfleet_worker.engine.base import LaunchReason
     from streamfleet_worker.engine.item import ItemSpec
 
 SLACK = 0.25
@@ -94,6 +95,8 @@ class ItemLine(Generic[AnItem]):
         """Whether a bucket may have become full since they were last counted."""
         self.waiting = 0
         """Items in the line."""
+        self.reason: LaunchReason = "full"
+        """Why the last batch was taken when it was. A full one would have been taken at any age."""
 
     @property
     def budget(self) -> int:
@@ -149,6 +152,7 @@ class ItemLine(Generic[AnItem]):
             if not source.count:
                 del self._buckets[source.group, source.length]
         self.waiting -= len(batch)
+        self.reason = "full" if len(batch) == rows else "delay"
         return batch
 
     def due_in(self, now: float) -> float | None:

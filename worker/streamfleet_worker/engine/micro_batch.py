@@ -17,7 +17,7 @@ from streamfleet_common.errors import GenerationFailed, StreamfleetError
 from streamfleet_common.schemas import Request
 from streamfleet_worker.engine.answer_cache import AnswerCache
 from streamfleet_worker.engine.asked import Asked, Shared
-from streamfleet_worker.engine.base import Arrival, EngineInfo, Key, Output, Room, Step
+from streamfleet_worker.engine.base import Arrival, EngineInfo, Key, Launch, LaunchReason, Output, Room, Step
 from streamfleet_worker.engine.faults import is_out_of_memory, of_company, place_of
 from streamfleet_worker.engine.item import (
     Done,
@@ -46,6 +46,8 @@ class _Trial:
 
     left: int
     """Items that are still to be tried, or running."""
+    reason: LaunchReason
+    """Why the batch was launched, which is told of its parts too."""
     good: int = 0
     """Items that have come to their end."""
     was_told: bool = False
@@ -61,6 +63,7 @@ class _Batch:
     """Whose items it has, each once."""
     heard_at: float
     """When it was launched, or last gave something."""
+    reason: LaunchReason
     device_s: float = 0.0
     good: int = 0
     """Items that have come to their end."""
@@ -125,6 +128,7 @@ class MicroBatchEngine:
         self._left: list[_Batch] = []  # those that nobody wants, as long as they are under way
         self._halves: deque[tuple[list[Shared], _Trial]] = deque()
         self._unborn: list[Output] = []  # ends of those that need no batch
+        self._launched = 0
 
     @property
     def info(self) -> EngineInfo:
@@ -253,26 +257,42 @@ class MicroBatchEngine:
             half, trial = self._halves.popleft()
             items = [item for item in half if item.owners]
             self._tried(trial, len(half) - len(items), 0)
+            reason = trial.reason
         else:
             items = self._line.take(now, full=full)
+            reason = self._line.reason
         if not items:
             return
         length = max(item.bucket for item in items)
         lengths = tuple(item.spec.length for item in items)
         values = ItemBatch([item.spec.value for item in items], items[0].spec.group, length, lengths)
         askers = list({id(asked): asked for item in items for asked, _ in item.owners}.values())
+        tokens, padded = sum(lengths), length * len(items)
+        self._launched += 1
+        launch = Launch(
+            self._launched,
+            reason,
+            len(items),
+            padded,
+            1 - tokens / padded if padded else 0.0,
+            tuple([asked.key for asked in askers]),
+        )
         for asked in askers:
             asked.start(now)
             asked.batches += 1
+            asked.launch = launch
+        for item in items:
+            item.launch = launch
+        step.launches.append(launch)
         step.rows += len(items)
-        step.prompt_tokens += sum(lengths)
-        step.padded_tokens += length * len(items)
+        step.prompt_tokens += tokens
+        step.padded_tokens += padded
         try:
             running = self._runner.launch(values)
         except Exception as error:  # noqa: BLE001  whatever a model or a handler raises is its items' fault
-            self._split(items, error, trial or self._trial(items, error), step)
+            self._split(items, error, trial or self._trial(items, error, reason), step)
         else:
-            self._running.append(_Batch(items, running, trial, askers, now))
+            self._running.append(_Batch(items, running, trial, askers, now, reason))
 
     def _advance(self, batch: _Batch, step: Step) -> None:
         began = time.perf_counter()
@@ -293,7 +313,7 @@ class MicroBatchEngine:
         if progress.ended:
             self._end_batch(batch, step)
             self._line.fared_well()
-            self._tried(batch.trial or _Trial(len(batch.items)), len(batch.items), batch.good)
+            self._tried(batch.trial or _Trial(len(batch.items), batch.reason), len(batch.items), batch.good)
 
     def _charge(self, batch: _Batch, seconds: float) -> None:
         batch.device_s += seconds
@@ -328,7 +348,7 @@ class MicroBatchEngine:
 
     def _give_up(self, batch: _Batch, error: Exception, step: Step) -> None:
         """A batch that ran has failed as a whole: run its items again, but for what cannot be taken back."""
-        trial = batch.trial or self._trial(batch.items, error)
+        trial = batch.trial or self._trial(batch.items, error, batch.reason)
         is_final = isinstance(error, RetryLater) or not self._bisect
         lost = [item for item in batch.items if not item.ended and (item.parts or is_final)]
         for item in lost:
@@ -342,11 +362,11 @@ class MicroBatchEngine:
             # Whoever it was may be gone.
             self._halves.appendleft((left, trial))
 
-    def _trial(self, items: list[Shared], error: Exception) -> _Trial:
+    def _trial(self, items: list[Shared], error: Exception, reason: LaunchReason) -> _Trial:
         # Once a batch: its halves may fail again for an item that is too large in any company.
         if is_out_of_memory(error) and len(items) > 1:
             self._line.lower_budget(items)
-        return _Trial(len(items))
+        return _Trial(len(items), reason)
 
     def _split(self, items: list[Shared], error: Exception, trial: _Trial, step: Step) -> None:
         """Find out which items make a batch fail: each half is tried by itself."""

@@ -126,6 +126,7 @@ class Pending:
         asked.items[place] = item
         if not item.waits:
             asked.start(now)
+            asked.launch = item.launch
         elif asked.arrival.accepted_at < item.accepted_at:
             self._line.hasten(item, asked.arrival.accepted_at)
 

@@ -11,7 +11,7 @@ from streamfleet_worker.engine.prefill_line import Chunk, PrefillLine
 from streamfleet_worker.engine.prefix_cache import BLOCK
 
 if TYPE_CHECKING:
-    from streamfleet_worker.engine.base import Key
+    from streamfleet_worker.engine.base import Key, LaunchReason
     from streamfleet_worker.engine.prefix_cache import PrefixCache
     from streamfleet_worker.engine.sequence import Sequence
 
@@ -34,6 +34,8 @@ class Plan:
     """Parts of prompts to compute, one of a sequence at most."""
     decodes: list[Sequence]
     """Those that get one more token: all whose prompt is computed."""
+    reason: LaunchReason | None = None
+    """Why there was an admission now; None if there was none."""
 
 
 @dataclass(slots=True, eq=False)
@@ -209,12 +211,13 @@ class Scheduler:
         if self._running:
             self._steps += 1
         self._share = min(1.0, self._share + REGAINED_SHARE)
-        admitted = self._admit() if self._opens(now) else []
+        reason = self._opens(now)
+        admitted = self._admit() if reason else []
         rows = [entry.sequence for entry in self._running.values()]
         decodes = [s for s in rows if s.computed == s.prompt_length and s.max_tokens]
         budget = int(self._share * self._max_prefill_tokens)
         chunks = self._prefills.take(min(budget, self._prefill_chunk) if decodes else budget)
-        return Plan(admitted, chunks, decodes)
+        return Plan(admitted, chunks, decodes, reason if admitted else None)
 
     def lower_budget(self) -> None:
         """After the memory was exhausted: reserve and compute half as much at once, but one sequence always.
@@ -239,13 +242,13 @@ class Scheduler:
 
     # --- admission --------------------------------------------------------------------------
 
-    def _opens(self, now: float) -> bool:
-        """Whether newcomers are admitted now."""
+    def _opens(self, now: float) -> LaunchReason | None:
+        """Why newcomers are admitted now; None if they are not."""
         if self.free and any(not self._stands_back(entry) for entry in self._standing_back.values()):
-            return True
+            return "waited"
         ready = [e for row, e in self._waiting.items() if row not in self._standing_back] if self.free else []
         if not ready:
-            return False
+            return None
         first = ready[0].added
         return self._admission.opens(
             now,

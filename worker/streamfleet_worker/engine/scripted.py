@@ -18,7 +18,17 @@ from streamfleet_common.errors import (
     Unsupported,
 )
 from streamfleet_common.schemas import FinishReason, GenerateRequest, Request
-from streamfleet_worker.engine.base import Arrival, EngineInfo, Key, Output, Room, Step, unsupported
+from streamfleet_worker.engine.base import (
+    Arrival,
+    EngineInfo,
+    Key,
+    Launch,
+    LaunchReason,
+    Output,
+    Room,
+    Step,
+    unsupported,
+)
 from streamfleet_worker.engine.script import Answer, Command, Script, cut
 from streamfleet_worker.engine.scripted_request import Outcome, ScriptedRequest, ScriptedRow
 
@@ -78,6 +88,7 @@ class ScriptedEngine:
         self._requests: dict[Key, ScriptedRequest] = {}
         self._waiting: dict[tuple[Key, int], ScriptedRow] = {}
         self._running: dict[tuple[Key, int], ScriptedRow] = {}
+        self._launched = 0
 
     @property
     def info(self) -> EngineInfo:
@@ -208,15 +219,27 @@ class ScriptedEngine:
         full = len(self._waiting) >= free
         if not self._running and not full and now < oldest + self._max_delay_s:
             return
+        # Those that join running ones are always enough.
+        reason: LaunchReason = "full" if full else "ratio" if self._running else "delay"
+        others = list(self._running.values())
+        newcomers: dict[Key, ScriptedRequest] = {}
+        tokens = len(others)
         for place in list(self._waiting)[:free]:
             row = self._running[place] = self._waiting.pop(place)
             row.due_at = now
-            request = row.request
+            request = newcomers[row.request.key] = row.request
+            tokens += len(request.script.words)
             if not request.started_at:
                 request.begin(now)
                 step.prompt_tokens += len(request.script.words)
                 if request.prefill is not None:
                     step.outputs.append(Output(request.key, request.prefill))
+        keys = tuple(dict.fromkeys([*newcomers, *[row.request.key for row in others]]))
+        self._launched += 1
+        launch = Launch(self._launched, reason, len(self._running), tokens, 0.0, keys)
+        step.launches.append(launch)
+        for request in newcomers.values():
+            request.launch = launch
 
     def _advance(self, row: ScriptedRow, now: float, step: Step) -> None:
         request = row.request

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from streamfleet_common.schemas import Choice, FinishReason, Prefill, Timing, Usage
-from streamfleet_worker.engine.base import Arrival, Finished, Key, Tokens
+from streamfleet_worker.engine.base import Arrival, Finished, Key, Launch, Tokens
 from streamfleet_worker.engine.script import Answer, Script, likeliest, logprob
 
 if TYPE_CHECKING:
@@ -30,6 +30,8 @@ class ScriptedRequest:
     prefill: Prefill | None = None
     started_at: float = 0.0
     first_at: float = 0.0
+    launch: Launch | None = None
+    """The last one that let a row of it in."""
 
     @classmethod
     def of(cls, key: Key, arrival: Arrival, now: float) -> ScriptedRequest:
@@ -82,6 +84,7 @@ class ScriptedRequest:
                 decode_ms=max(0.0, (now - first) * 1000),
             ),
             error=error,
+            launch=self.launch,
         )
 
 

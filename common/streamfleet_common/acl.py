@@ -74,7 +74,7 @@ _RIGHTS: dict[Role, _Rights] = {
     ),
     "worker": _Rights(
         both=f"{_OPEN} ev:* {_STREAMS} open later control workers",
-        write="dead",
+        write="dead batches",
         queues="%W~",
         commands=f"{_CONNECT} {_SCRIPTS} {_SWEEP} hexists hgetall mset xreadgroup xclaim xgroup|create pttl",
     ),
@@ -91,7 +91,7 @@ _RIGHTS: dict[Role, _Rights] = {
     ),
     "operator": _Rights(
         both=f"{_OPEN} {_STREAMS} mark control shares dead",
-        read="workers",
+        read="workers batches",
         write="ev:* open later",
         commands=f"{_CONNECT} {_SCRIPTS} {_PROVE} {_SUBMIT} {_ASK} del xrange xtrim multi exec",
     ),

@@ -7,13 +7,14 @@ was lost is made again.
 from __future__ import annotations
 
 from streamfleet_common.backlog import Backlogs
+from streamfleet_common.batch_notes import BatchNotes
 from streamfleet_common.housekeeping import Housekeeping
 from streamfleet_common.producer_steps import ProducerSteps
 from streamfleet_common.tenant_steps import TenantSteps
 from streamfleet_common.worker_steps import WorkerSteps
 
 
-class Broker(ProducerSteps, WorkerSteps, Housekeeping, Backlogs, TenantSteps):
+class Broker(ProducerSteps, WorkerSteps, Housekeeping, Backlogs, TenantSteps, BatchNotes):
     """One shard of one queue in Redis; safe for concurrent use by coroutines of one event loop.
 
     Raises:

@@ -84,6 +84,7 @@ class Keys:
         self.control = f"{self.tag}:control"
         self.tenants = f"{self.tag}:tenants"
         self.shares = f"{self.tag}:shares"
+        self.batches = f"{self.tag}:batches"
 
     def stream(self, stream: Stream, sub_lane: int = 0) -> str:
         """A stream of work, of a lane the one of this sub-lane."""

@@ -414,6 +414,19 @@ class Timing(Message):
     """From the first token to the last."""
 
 
+class Batch(Message):
+    """The batch that a request ran in, of several the last: a micro-batch, or the rows that it joined."""
+
+    id: Name
+    """The worker, and a number of its own: no other batch of the fleet has this one."""
+    size: int = Field(default=0, ge=0)
+    """Its items; or the rows that ran once it had joined."""
+    padded_ratio: float = Field(default=0.0, ge=0.0, le=1.0)
+    """Which share of its tokens only filled rows up to one length; of running rows 0."""
+    reason: Annotated[str, Field(max_length=32)] = ""
+    """Why it was launched just then: full, delay, waited, ratio, deadline or drain."""
+
+
 def _encodable(text: str) -> str:
     # Names of files may hold lone surrogates, and an error must not fail over them.
     return text.encode("utf-8", "replace").decode()
@@ -478,6 +491,8 @@ class End(Message):
     usage: Usage = Usage()
     seed: int | None = None
     timing: Timing = Timing()
+    batch: Batch | None = None
+    """None if it needed none, or none came, or the worker is of a version that does not say."""
     memory: Annotated[dict[Name, int], Field(max_length=64)] = Field(default_factory=dict)
     """Bytes that the worker's engine took then, by use: weights, buffers, caches, and the peak."""
     model: Name = ""

@@ -150,6 +150,7 @@ END = {
         "prefill_ms": 0.5,
         "decode_ms": 0.5,
     },
+    "batch": {"id": "w/1", "size": 8, "padded_ratio": 0.25, "reason": "full"},
     "memory": {"weights": 5},
     "model": "m",
     "revision": "r",

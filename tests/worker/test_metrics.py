@@ -23,7 +23,7 @@ from streamfleet_common.deliveries import Delivery, Entry, NotStarted, Swept
 from streamfleet_common.depth import Depth
 from streamfleet_common.embedded import EmbeddedBroker
 from streamfleet_common.schemas import Choice, End, Failure, Timing, Usage
-from streamfleet_worker.engine.base import EngineInfo, Room, Step
+from streamfleet_worker.engine.base import EngineInfo, Launch, Room, Step
 from streamfleet_worker.engine_thread import Report
 from streamfleet_worker.metrics import (
     ENGINE_COUNTS,
@@ -43,6 +43,9 @@ KINDS = {
     "num_requests_waiting": "gauge",
     "seconds_since_last_poll": "gauge",
     "batch_size": "histogram",
+    "batch_tokens": "histogram",
+    "batch_padding_ratio": "histogram",
+    "batch_launch_total": "counter",
     "engine_step_seconds": "histogram",
     "request_queue_time_seconds": "histogram",
     "time_to_first_token_seconds": "histogram",
@@ -145,6 +148,21 @@ def test_what_a_micro_batch_was(metrics: Metrics) -> None:
         assert after[f"streamfleet_{name}_sum", "queue=q"] == pytest.approx(total)
 
 
+def test_launches_are_counted_by_reason_and_without_tokens_have_no_shape(metrics: Metrics) -> None:
+    launches = [
+        Launch(1, "full", 8, 80, 0.25, ()),
+        Launch(2, "delay", 2, 20, 0.125, ()),
+        Launch(3, "full", 4, 0, 0.0, ()),  # of a handler's inputs
+    ]
+    metrics.stepped(Report(Step([], launches=launches), 0.1, Room(rows=8, running=0, waiting=0)))
+    after = scrape(metrics)
+    assert after["streamfleet_batch_launch_total", "queue=q,reason=full"] == 2
+    assert after["streamfleet_batch_launch_total", "queue=q,reason=delay"] == 1
+    for name, total in (("batch_tokens", 100), ("batch_padding_ratio", 0.375)):
+        assert after[f"streamfleet_{name}_count", "queue=q"] == 2
+        assert after[f"streamfleet_{name}_sum", "queue=q"] == total
+
+
 def test_what_was_cut_is_counted_by_texts_and_by_tokens(metrics: Metrics) -> None:
     for usage in (Usage(prompt_tokens=9, truncated=2, cut_tokens=30), Usage(prompt_tokens=4)):
         metrics.ended(delivery(), End(state="done", usage=usage), 0.1)
@@ -189,6 +207,8 @@ def test_every_series_is_there_from_the_start_and_at_zero(metrics: Metrics) -> N
         assert samples["streamfleet_request_success_total", f"finished_reason={reason},queue=q"] == 0
     for kind in (*ERROR_TYPES, "other"):
         assert samples["streamfleet_request_failure_total", f"error_type={kind},queue=q"] == 0
+    for why in ("full", "delay", "waited", "ratio", "deadline", "drain"):
+        assert samples["streamfleet_batch_launch_total", f"queue=q,reason={why}"] == 0
     for outcome in ("expired", "requeued", "failed", "dead", "stray"):
         assert samples["streamfleet_swept_total", f"outcome={outcome},queue=q"] == 0
     for (name, labels), value in samples.items():
@@ -241,6 +261,8 @@ def test_times_of_a_request(metrics: Metrics) -> None:
     }
     assert sums == {
         "batch_size": 0,
+        "batch_tokens": 0,
+        "batch_padding_ratio": 0,
         "engine_step_seconds": 0,
         "device_seconds": 0,
         "tokenize_seconds": 0.004,

@@ -11,7 +11,7 @@ from prometheus_client.registry import Collector
 from streamfleet_common.deliveries import Delivery, NotStarted, Swept
 from streamfleet_common.depth import Depth
 from streamfleet_common.schemas import End
-from streamfleet_worker.engine.base import EngineInfo
+from streamfleet_worker.engine.base import LAUNCH_REASONS, EngineInfo
 from streamfleet_worker.engine_thread import Report
 from streamfleet_worker.histogram import Histogram
 
@@ -37,6 +37,7 @@ ENGINE_COUNTS = {
 _WAITS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 7200)
 _STEPS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10)
 _LENGTHS = (1, 4, 16, 64, 256, 1024, 2048, 4096, 8192, 16384, 32768)
+_SHARES = (0, 0.01, 0.025, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1)
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
 
@@ -144,6 +145,22 @@ class Metrics:
         self.batch_size = histogram(
             "batch_size", "Rows that decode in one pass, or items of a micro-batch.", _SIZES
         )
+        self.batch_tokens = histogram(
+            "batch_tokens",
+            "Tokens a batch begins with: of a micro-batch those that fill rows up too, of running rows what "
+            "newcomers have to be computed and one for each other row.",
+            _LENGTHS,
+        )
+        self.batch_padding = histogram(
+            "batch_padding_ratio", "Share of a batch's tokens that only fills rows up.", _SHARES
+        )
+        launches = Counter(
+            "streamfleet_batch_launch",
+            "Batches launched, or newcomers let into the running one, by why that was just then.",
+            ["queue", "reason"],
+            registry=self.registry,
+        )
+        self._launches = {reason: launches.labels(queue, reason) for reason in LAUNCH_REASONS}
         self.step = histogram("engine_step_seconds", "Time of one engine step.", _STEPS)
         self.prompt_tokens = counter("prompt_tokens", "Prompt tokens computed.")
         self.generation_tokens = counter("generation_tokens", "Tokens generated.")
@@ -232,6 +249,11 @@ class Metrics:
         self.waiting.set(report.room.waiting)
         if step.rows:
             self.batch_size.observe(step.rows)
+        for launch in step.launches:
+            self._launches[launch.reason].inc()
+            if launch.tokens:  # a handler's inputs have none
+                self.batch_tokens.observe(launch.tokens)
+                self.batch_padding.observe(launch.padded_ratio)
         self.prompt_tokens.inc(step.prompt_tokens)
         self.generation_tokens.inc(step.generated_tokens)
         if step.padded_tokens:

@@ -20,6 +20,7 @@ from streamfleet_common.errors import BrokerUnavailable, GenerationFailed
 from streamfleet_common.schemas import Delta, End, Failure, Prefill
 from streamfleet_common.schemas import Parts as PartsEvent
 from streamfleet_worker.engine.base import Finished, Key, Output, Parts, Tokens
+from streamfleet_worker.launch_log import batch_of
 from streamfleet_worker.metrics import Metrics
 
 MAX_BACKOFF_S = 2.0
@@ -242,6 +243,7 @@ def _end(identity: End, held: Held, finished: Finished) -> End:
             "usage": finished.usage,
             "seed": finished.seed,
             "timing": finished.timing,
+            "batch": batch_of(identity.worker, finished.launch) if finished.launch else None,
             "of": held.delivery.epoch if finished.state == "done" or finished.choices else 0,
             "last_seq": held.seq,
         }

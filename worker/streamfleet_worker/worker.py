@@ -22,6 +22,7 @@ from streamfleet_worker.consumer import Consumer
 from streamfleet_worker.engine.base import Engine, Key
 from streamfleet_worker.engine_thread import EngineThread, Report
 from streamfleet_worker.intake import Intake
+from streamfleet_worker.launch_log import LaunchLog
 from streamfleet_worker.leases import Leases
 from streamfleet_worker.metrics import Metrics
 from streamfleet_worker.presence import COURTESY_S, Presence
@@ -96,6 +97,7 @@ class Worker:
             freed=self._wake,
             memory=lambda: engine.memory,
         )
+        self._launch_log = LaunchLog(broker, name)
         self._intake = Intake(engine, self._publisher, self.metrics, clock)
         self._consumer = Consumer(
             broker,
@@ -175,6 +177,7 @@ class Worker:
             self._spawn("presence", self._presence.keep(self._consumer.share_with)),
             self._spawn("leases", self._leases.keep()),
             self._spawn("sweeps", self._keep_sweeping()),
+            self._spawn("launches", self._launch_log.run()),
         ]
         self._consuming = self._spawn("consumer", self._consumer.run(start))
         log.info("ready", **self._describe())
@@ -342,6 +345,7 @@ class Worker:
             self.metrics.stepped(report)
             self._intake.stepped(report.step.outputs)
             self._publisher.take(report.step.outputs)
+            self._launch_log.take(report.step.launches)
         self._settle()
         self._wake()
 

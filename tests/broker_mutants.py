@@ -22,6 +22,7 @@ from common import (
     test_ledger,
     test_lost_payloads,
     test_lost_replies,
+    test_move,
     test_read,
     test_release,
     test_retry,
@@ -964,7 +965,116 @@ TENANTS: list[Mutant] = [
         test_sweep.test_who_is_lazy_takes_all_the_same_what_one_call_cannot,
     ),
 ]
-MUTANTS: list[Mutant] = [*SUBMIT, *START, *RUN, *GIVE_UP, *SWEEP, *TENANTS]
+MOVE: list[Mutant] = [
+    Mutant(
+        "a move takes what a worker was given",
+        "move",
+        "if not given.err and #given > 0 then",
+        "if false then",
+        test_move.test_what_a_worker_has_is_left_alone,
+    ),
+    Mutant(
+        "a move takes what runs",
+        "move",
+        "if owner ~= '' then return 'running' end",
+        "",
+        test_move.test_what_a_worker_has_is_left_alone,
+    ),
+    Mutant(
+        "a move leaves the old entry",
+        "move",
+        "leave(place, rid)\n  end\n  -- The same",
+        "end\n  -- The same",
+        test_move.test_it_waits_behind_those_of_the_other_lane,
+        {"source": "normal", "to": "bulk"},
+    ),
+    Mutant(
+        "a move leaves the old place",
+        "move",
+        "'|' .. new_place ..",
+        "'|' .. place ..",
+        test_move.test_it_waits_behind_those_of_the_other_lane,
+        {"source": "normal", "to": "bulk"},
+    ),
+    Mutant(
+        "a move leaves the old lane",
+        "move",
+        "'|' .. to .. rest",
+        "'|' .. lane .. rest",
+        test_move.test_what_waits_for_its_next_try_comes_back_to_the_other_lane,
+    ),
+    Mutant(
+        "a second move moves again",
+        "move",
+        "if lane == to then return 'there' end",
+        "",
+        test_move.test_a_second_move_finds_it_there,
+    ),
+    Mutant(
+        "twice in a batch is moved twice",
+        "move",
+        "elseif seen[rid] then",
+        "elseif false then",
+        test_move.test_a_second_move_finds_it_there,
+    ),
+    Mutant(
+        "a move from any lane",
+        "move",
+        "if from ~= '' and lane ~= from then",
+        "if false then",
+        test_move.test_a_second_move_finds_it_there,
+    ),
+    Mutant(
+        "a move of any tenant's",
+        "move",
+        "if whose ~= '' and tenant ~= whose then",
+        "if false then",
+        test_move.test_others_requests_and_ended_ones_are_left_alone,
+    ),
+    Mutant(
+        "a suspect is moved among others",
+        "move",
+        "if tonumber(crashes) >= COMPANY then",
+        "if false then",
+        test_move.test_a_suspect_stays_alone,
+    ),
+    Mutant(
+        "a move forgets the sub-lane",
+        "move",
+        "if number > 0 then new_code = to .. number end",
+        "",
+        test_move.test_it_waits_in_the_sub_lane_of_its_tenant,
+    ),
+    Mutant(
+        "what came back is moved among the newcomers",
+        "move",
+        "if find(code, '^[HNB]') then",
+        "if false then",
+        test_move.test_what_came_back_goes_before_the_newcomers,
+    ),
+    Mutant(
+        "a move loses the payload of the next try",
+        "move",
+        ".. to .. rest)",
+        ".. to .. match(rest, '^[^\\n]*'))",
+        test_move.test_what_waits_for_its_next_try_comes_back_to_the_other_lane,
+    ),
+    Mutant(
+        "what was moved is noted as young",
+        "move",
+        "if noted == 0 or oldest < noted then",
+        "if noted == 0 then",
+        test_move.test_who_waits_longest_is_noted_by_acceptance,
+    ),
+    Mutant(
+        "a sweep takes what was moved for young",
+        "sweep",
+        "meta_fields(meta or '') or match",
+        "match",
+        test_move.test_a_sweep_knows_when_what_was_moved_was_accepted,
+    ),
+]
+MUTANTS: list[Mutant] = [*SUBMIT, *START, *RUN, *GIVE_UP, *SWEEP, *TENANTS, *MOVE]
 
 EQUIVALENT: list[Mutant] = [
     # Whenever the epoch rises but by a start, the work gets another entry and so another place; and a start

@@ -179,7 +179,8 @@ class Checked(RuleBasedStateMachine):
                 item = request.item
                 assert record.deadline_at_ms == request.deadline_ms + EPOCH_MS
                 head, _, rest = data.partition(b"\n")
-                place = head.decode().split("|")[2]
+                place, lane = head.decode().split("|")[2:10:7]
+                assert lane == request.lane[0]
                 if item:
                     stream, number, eid = parse_place(place)
                     assert (name_of(stream, number), eid) == (item.stream, item.eid)

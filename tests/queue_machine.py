@@ -11,12 +11,12 @@ from hypothesis.stateful import rule
 
 from broker_parts import START, STREAMS, card, name_of, submission
 from queue_checks import BODY, EPOCH_MS, LIMIT, OWNERS, TENANTS, UNIT_MS, Checked, T
-from queue_model import LEASE_MS
+from queue_model import COMPANY, LEASE_MS
 from queue_parts import Item, Request
 from streamfleet_common.deliveries import Delivery, Emission, Entry, Finish
 from streamfleet_common.keys import Stream
 from streamfleet_common.records import LETTERS as STATE_LETTERS
-from streamfleet_common.schemas import LANES, Choice, End, Retry, Usage
+from streamfleet_common.schemas import LANES, Choice, End, Lane, Retry, Usage
 from streamfleet_common.shares import EVERYBODY, Share
 from streamfleet_common.submissions import Submission
 
@@ -87,6 +87,56 @@ class Fleet(Checked):
         expected = [self.queue.cancel(request, tenant) for request in targets]
         states = self.run(self.broker.cancel([request.rid for request in targets], tenant))
         assert [STATE_LETTERS[state] if state else None for state in states] == expected
+
+    @rule(
+        at=st.lists(AT, min_size=1, max_size=4),
+        to=st.sampled_from(LANES),
+        source=st.sampled_from([None, None, *LANES]),
+        tenant=st.sampled_from([None, None, *TENANTS]),
+        is_repeated=st.booleans(),
+    )
+    def move(
+        self, at: list[int], to: Lane, source: Lane | None, tenant: str | None, is_repeated: bool
+    ) -> None:
+        if not self.queue.requests:
+            return
+        targets = [self.queue.requests[-1 - number % len(self.queue.requests)] for number in at]
+        rids = [request.rid for request in targets]
+        for _ in range(1 + is_repeated):
+            # Within a batch each counts once: the second of two equal ones finds it done.
+            expected = [self.queue.move(request, to, source, tenant) for request in targets]
+            moves = self.run(self.broker.move(rids, to=to, source=source, tenant=tenant))
+            assert [one.outcome for one in moves] == expected
+            self.learn()
+
+    @rule(lane=st.sampled_from(LANES), tenant=st.sampled_from([None, *TENANTS]))
+    def look_for_what_waits(self, lane: Lane, tenant: str | None) -> None:
+        waiting = self.run(self.broker.waiting(lane, tenant=tenant))
+        assert {one.rid: one.tenant for one in waiting} == {
+            request.rid: request.tenant
+            for request in self.queue.open()
+            if (request.state, request.lane) == ("Q", lane)
+            and request.crashes < COMPANY
+            and tenant in (None, request.tenant)
+        }
+
+    @rule(owner=OWNER, wants=WANTS, to=st.sampled_from(LANES), is_read=st.booleans())
+    def move_under_a_reader(self, owner: str, wants: dict[str, Any], to: Lane, is_read: bool) -> None:
+        """A request is moved before, or just after, a worker reads it, and then begun by what was read."""
+        self.submit_all([submission(**wants)])
+        known = len(self.entries)
+        if is_read:
+            self.read(owner, list(STREAMS), 2)
+        self.move([0, 1], to, None, None, False)
+        self.read(owner, list(STREAMS), 2)
+        self.start(owner, [*range(len(self.entries) - known)])
+
+    @rule(owner=OWNER, wants=WANTS, to=st.sampled_from(LANES))
+    def move_what_came_back(self, owner: str, wants: dict[str, Any], to: Lane) -> None:
+        self.submit_all([submission(**wants)])
+        self.take(owner, STREAMS, 6)
+        self.release([(0, "", True)])
+        self.move([0], to, None, None, False)
 
     # --- the workers
 

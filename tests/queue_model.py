@@ -108,8 +108,7 @@ class Queue:
         request.events.append(f"{request.epoch}-1")
 
     def _put(self, request: Request) -> None:
-        lane = request.submission.envelope.lane
-        stream = "solo" if request.crashes >= COMPANY else f"{lane}:again"
+        stream = "solo" if request.crashes >= COMPANY else f"{request.lane}:again"
         self._drop(request.item)
         request.item = Item(request, stream, self.now_ms)
         self.items[stream].append(request.item)
@@ -163,7 +162,7 @@ class Queue:
             return (f"full {why}", len(self.open()), "Q")
         request = Request(submission, self.now_ms + submission.envelope.deadline_ms)
         number = sub_lane_of(request.tenant, self.sub_lanes)
-        lane = submission.envelope.lane
+        lane = request.lane
         request.item = Item(request, f"{lane}:{number}" if number else lane, self.now_ms)
         self.items[request.item.stream].append(request.item)
         self.requests.append(request)
@@ -181,6 +180,32 @@ class Queue:
         if mine and 0 < share.max_open_tokens < tokens:
             return "tenant_tokens"
         return "tenant_budget" if 0 < share.tokens_per_day < tokens + used else ""
+
+    def move(self, request: Request, to: str, source: str | None, tenant: str | None) -> str:
+        """What becomes of one that shall wait in another lane."""
+        item = request.item
+        why_not = {
+            "gone": tenant not in (None, request.tenant),
+            "ended": not request.is_open,
+            "running": request.state == "R",
+            "suspect": request.crashes >= COMPANY,
+            "there": request.lane == to,
+            "elsewhere": source not in (None, request.lane),
+            "lost": item is not None and not item.is_there,
+            "running ": item is not None and bool(item.owner),  # read, and not yet begun
+        }
+        for word, holds in why_not.items():
+            if holds:
+                return word.strip()
+        if item is not None:
+            number = sub_lane_of(request.tenant, self.sub_lanes)
+            came_back = item.stream.endswith(":again")
+            new = f"{to}:again" if came_back else f"{to}:{number}" if number else to
+            self._drop(item)
+            request.item = Item(request, new, self.now_ms)
+            self.items[new].append(request.item)
+        request.lane = to
+        return "moved"
 
     def cancel(self, request: Request, tenant: str) -> str | None:
         if request.tenant != tenant:

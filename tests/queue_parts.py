@@ -41,6 +41,11 @@ class Request:
     due_ms: int = 0
     events: list[str] = field(default_factory=list)
     """The ids of everything that was to be published."""
+    lane: str = ""
+    """The one it waits in, or comes back to."""
+
+    def __post_init__(self) -> None:
+        self.lane = self.lane or self.submission.envelope.lane
 
     @property
     def is_open(self) -> bool:

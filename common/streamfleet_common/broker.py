@@ -9,12 +9,13 @@ from __future__ import annotations
 from streamfleet_common.backlog import Backlogs
 from streamfleet_common.batch_notes import BatchNotes
 from streamfleet_common.housekeeping import Housekeeping
+from streamfleet_common.moves import MoveSteps
 from streamfleet_common.producer_steps import ProducerSteps
 from streamfleet_common.tenant_steps import TenantSteps
 from streamfleet_common.worker_steps import WorkerSteps
 
 
-class Broker(ProducerSteps, WorkerSteps, Housekeeping, Backlogs, TenantSteps, BatchNotes):
+class Broker(ProducerSteps, WorkerSteps, Housekeeping, Backlogs, TenantSteps, MoveSteps, BatchNotes):
     """One shard of one queue in Redis; safe for concurrent use by coroutines of one event loop.
 
     Raises:

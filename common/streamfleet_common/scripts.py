@@ -22,6 +22,7 @@ ScriptName = Literal[
     "sweep",
     "announce",
     "backlog",
+    "move",
 ]
 _PARTS: dict[ScriptName, tuple[str, ...]] = {
     # It stands on its own, since other languages send its very text.
@@ -36,6 +37,7 @@ _PARTS: dict[ScriptName, tuple[str, ...]] = {
     "sweep": ("record", "recovery"),
     "announce": ("record", "recovery"),
     "backlog": (),
+    "move": ("record",),
 }
 """What stands before each script."""
 

@@ -41,6 +41,8 @@ BEYOND = {
     "who is lazy leaves what one call cannot take",
     "each submission is the oldest",
     "after a sweep nobody is the oldest",
+    "what was moved is noted as young",
+    "a sweep takes what was moved for young",
 }
 """What the model does not know: it has no cards, notes for watchers, consumers, limits of tokens for all,
 operators, deleted records, long pauses and hundreds of lost requests, and its clock moves in steps that are

@@ -147,8 +147,8 @@ async def test_full_memory_refuses_plain_writes_and_lets_plain_reads_pass(
 
 
 @pytest.mark.parametrize("name", get_args(ScriptName))
-def test_only_submit_is_refused(name: ScriptName) -> None:
+def test_only_submit_and_move_are_refused(name: ScriptName) -> None:
     first = Script.load(name).text.partition("\n")[0]
     # One that writes nothing is never refused, and may run on a replica, too.
-    others = {"submit": "#!lua", "backlog": "#!lua flags=no-writes"}
+    others = {"submit": "#!lua", "move": "#!lua", "backlog": "#!lua flags=no-writes"}
     assert first == others.get(name, "#!lua flags=allow-oom")

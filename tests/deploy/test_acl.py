@@ -39,7 +39,7 @@ CALLED_BY: dict[acl.Role, tuple[ScriptName, ...]] = {
     "gateway": ("submit", "cancel", "sweep", "backlog"),
     "worker": ("start", "renew", "emit", "finish", "release", "handback", "sweep", "announce"),
     "bulk": ("submit", "cancel", "sweep"),
-    "operator": ("submit", "cancel"),
+    "operator": ("submit", "cancel", "move", "backlog"),
     "metrics": (),
 }
 

@@ -38,7 +38,7 @@ local function recount()
   end
 end
 
--- When the first request of a stream that nobody has read was accepted.
+-- When the first request of a stream that nobody has read was accepted; it may have been moved there since.
 local function oldest(code)
   local groups = redis.pcall('XINFO', 'GROUPS', T .. STREAMS[code])
   for _, group in ipairs(groups.err and {} or groups) do
@@ -47,7 +47,12 @@ local function oldest(code)
     if values.name == 'w' then
       local after = '(' .. values['last-delivered-id']
       local entry = call('XRANGE', T .. STREAMS[code], after, '+', 'COUNT', 1)[1]
-      if entry then return tonumber(match(entry[1], '^%d+')) end
+      if entry then
+        local rid = back.entry_fields(code, entry[1])
+        local record = rid ~= '' and records({rid})[1] or ''
+        local meta = match(record, '^Q%d+|%d+|[^|]*|[^|]*|%d+|%d+|%d+|%d+|([^\n]*)')
+        return tonumber(meta_fields(meta or '') or match(entry[1], '^%d+'))
+      end
     end
   end
 end

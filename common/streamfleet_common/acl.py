@@ -85,7 +85,7 @@ _RIGHTS: dict[Role, _Rights] = {
         jobs=True,
     ),
     "metrics": _Rights(
-        read=f"{_STREAMS} open control workers dead sweep tenants",
+        read=f"{_STREAMS} open later control workers dead sweep tenants",
         channels=False,
         commands=f"{_CONNECT} hget hmget hgetall hkeys xlen xpending zcard xinfo|groups xinfo|consumers",
     ),

@@ -9,6 +9,7 @@ from pydantic import Field
 from streamfleet_common.message import Message, Name, QueueName, Texts
 from streamfleet_common.one_shot import HandlerCard
 from streamfleet_common.token_layout import TokenLayout
+from streamfleet_common.worker_stats import WorkerStats
 
 
 class Limits(Message):
@@ -43,3 +44,5 @@ class Card(Message):
     capacity: int = Field(default=0, ge=0)
     """Requests it could take now."""
     state: Literal["ready", "draining"] = "ready"
+    stats: WorkerStats | None = None
+    """How the last half minute went; None of a worker of a version that does not say."""

@@ -209,6 +209,21 @@ CARD = {
     },
     "capacity": 7,
     "state": "draining",
+    "stats": {
+        "window_s": 30.5,
+        "ended": 2,
+        "failed": 1,
+        "prompt_tokens": 3,
+        "generated_tokens": 4,
+        "batches": 5,
+        "batch_rows": 6,
+        "running": 7,
+        "waiting": 8,
+        "kv_usage": 0.5,
+        "ttft": [0, 1],
+        "e2e": [2, 0],
+        "itl": [0, 3],
+    },
 }
 MESSAGES: dict[str, dict[str, Any]] = {
     **{f"envelope of {kind}": {**ENVELOPE, "request": request} for kind, request in REQUESTS.items()},

@@ -88,6 +88,9 @@ class EngineThread:
     def cancel(self, keys: Collection[Key]) -> None:
         self._order(lambda engine: engine.cancel(keys))
 
+    def drain(self) -> None:
+        self._order(lambda engine: engine.drain())
+
     @property
     def alive(self) -> bool:
         return self._thread.is_alive()

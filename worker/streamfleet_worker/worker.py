@@ -276,6 +276,7 @@ class Worker:
         self.vitals.state = "draining"
         log.info("draining", running=self._publisher.held)
         self._consumer.stop()
+        self._engine_thread.drain()
         telling = asyncio.create_task(self._presence.drain())
         if not await self._finish_running(self._drain_timeout_s, self._hurry):
             # What is complete is told first, unless there is nobody left to tell it.

@@ -25,7 +25,8 @@ class Admission:
     * ratio: rows run, and W ≥ ceil(0.3 R); or
     * waited: s ≥ `max_waiting_tokens`, or one is `max_waiting_s` old while rows run; or
     * delay: nothing runs, and one has waited `max_delay_s` since the fleet accepted it; or
-    * deadline: that of one would be missed if it waited on.
+    * deadline: that of one would be missed if it waited on; or
+    * drain: hardly anybody comes any more.
 
     The rule is that of text-generation-inference, without its lock-out of newcomers above half load.
     """
@@ -38,6 +39,7 @@ class Admission:
         self._max_waiting_s = max_waiting_s
         self._prefill_chunk = prefill_chunk
         self._step_s = 0.0
+        self.is_draining = False
 
     def observe(self, step_s: float) -> None:
         """Learn how long a step takes, in seconds, to see missed deadlines coming."""
@@ -58,7 +60,7 @@ class Admission:
             return "ratio"
         if steps >= self._max_waiting_tokens:
             return "waited"
-        return self._due(now, waiting, bool(running))
+        return self._due(now, waiting, bool(running)) or ("drain" if self.is_draining else None)
 
     def due_in(self, now: float, waiting: Iterable[Sequence]) -> float:
         """Seconds until it opens for some that wait, while nothing runs."""

@@ -32,9 +32,9 @@ LaunchReason = Literal["full", "delay", "waited", "ratio", "deadline", "drain"]
   another had computed the beginning of the prompt that they share.
 * ratio: rows ran, and newcomers were enough for the running to be held up for them.
 * deadline: one of them would have missed its deadline.
-* drain: the worker takes in nothing more, so no company would have come.
+* drain: the worker takes nothing in any more, so no company would have come.
 
-A micro-batch never waits for one that runs: it knows neither `waited` nor `ratio`.
+Those of a micro-batch, which never joins one that runs, are `full`, `delay` and `drain`.
 """
 LAUNCH_REASONS: tuple[LaunchReason, ...] = get_args(LaunchReason)
 
@@ -256,6 +256,9 @@ class Engine(Protocol):
 
         Unknown keys are ignored.
         """
+
+    def drain(self) -> None:
+        """Let nobody wait for company from now on: hardly any will come."""
 
     def step(self) -> Step:
         """Run at most one forward pass for the batch, and one for newcomers.

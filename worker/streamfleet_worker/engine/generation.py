@@ -231,6 +231,10 @@ class GenerationEngine:
                 if self._answers.pop(key, None) is not None:
                     self._withdraw(key)
 
+    def drain(self) -> None:
+        """Let nobody wait for company from now on."""
+        self._scheduler.drain()
+
     def step(self) -> Step:
         """Compute the next token of every running sequence, and a part of newcomers' prompts.
 

@@ -93,6 +93,8 @@ class ItemLine(Generic[AnItem]):
         self._good = 0
         self._may_be_full = False
         """Whether a bucket may have become full since they were last counted."""
+        self.is_draining = False
+        """Nothing more comes: every item is of age."""
         self.waiting = 0
         """Items in the line."""
         self.reason: LaunchReason = "full"
@@ -144,6 +146,7 @@ class ItemLine(Generic[AnItem]):
         bucket = self._full() if full else self._due(now)
         if bucket is None:
             return []
+        would_wait = bucket.heap[0][0] + self._max_delay_s > now
         rows = self._rows(bucket.length)
         batch: list[AnItem] = []
         for source in self._sources(bucket):
@@ -152,7 +155,7 @@ class ItemLine(Generic[AnItem]):
             if not source.count:
                 del self._buckets[source.group, source.length]
         self.waiting -= len(batch)
-        self.reason = "full" if len(batch) == rows else "delay"
+        self.reason = "full" if len(batch) == rows else "drain" if would_wait else "delay"
         return batch
 
     def due_in(self, now: float) -> float | None:
@@ -194,7 +197,7 @@ class ItemLine(Generic[AnItem]):
         return self._full()
 
     def _is_of_age(self, oldest: _Bucket[AnItem], now: float) -> bool:
-        return now >= oldest.heap[0][0] + self._max_delay_s
+        return self.is_draining or now >= oldest.heap[0][0] + self._max_delay_s
 
     def _full(self) -> _Bucket[AnItem] | None:
         """Of the buckets that can fill a batch the one with the oldest item."""

@@ -173,6 +173,10 @@ class MicroBatchEngine:
         self._pending.forget(keys)
         self._drop_unwanted()
 
+    def drain(self) -> None:
+        """Let nothing wait for company from now on."""
+        self._line.is_draining = True
+
     def step(self) -> Step:
         """Launch a batch that is due, and go on with one that is ready.
 

@@ -226,6 +226,10 @@ class Scheduler:
         """
         self._share /= 2
 
+    def drain(self) -> None:
+        """Let nobody wait for company from now on."""
+        self._admission.is_draining = True
+
     def observe(self, step_s: float) -> None:
         """Learn how long a step takes, in seconds, to see missed deadlines coming."""
         self._admission.observe(step_s)

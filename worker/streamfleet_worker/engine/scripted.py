@@ -89,6 +89,7 @@ class ScriptedEngine:
         self._waiting: dict[tuple[Key, int], ScriptedRow] = {}
         self._running: dict[tuple[Key, int], ScriptedRow] = {}
         self._launched = 0
+        self._is_draining = False
 
     @property
     def info(self) -> EngineInfo:
@@ -167,6 +168,10 @@ class ScriptedEngine:
                 self._waiting.pop(row.place, None)
                 self._running.pop(row.place, None)
 
+    def drain(self) -> None:
+        """Let nobody wait for company from now on."""
+        self._is_draining = True
+
     def step(self) -> Step:
         """Give every running row its next token, if it is time for it."""
         now = self._clock()
@@ -189,7 +194,7 @@ class ScriptedEngine:
         times += [row.due_at for row in running]
         if waiting:
             free = self._info.max_batch_size - len(running)
-            if free > 0 and (running or len(waiting) >= free):
+            if free > 0 and (running or len(waiting) >= free or self._is_draining):
                 return 0.0
             if not running:
                 times.append(min(row.request.arrival.accepted_at for row in waiting) + self._max_delay_s)
@@ -217,10 +222,12 @@ class ScriptedEngine:
             return
         oldest = min(row.request.arrival.accepted_at for row in self._waiting.values())
         full = len(self._waiting) >= free
-        if not self._running and not full and now < oldest + self._max_delay_s:
+        would_wait = not self._running and not full and now < oldest + self._max_delay_s
+        if would_wait and not self._is_draining:
             return
         # Those that join running ones are always enough.
-        reason: LaunchReason = "full" if full else "ratio" if self._running else "delay"
+        alone: LaunchReason = "drain" if would_wait else "delay"
+        reason: LaunchReason = "full" if full else "ratio" if self._running else alone
         others = list(self._running.values())
         newcomers: dict[Key, ScriptedRequest] = {}
         tokens = len(others)

@@ -17,6 +17,7 @@ from streamfleet_producer.cli.dead import dead
 from streamfleet_producer.cli.decide import decide
 from streamfleet_producer.cli.demo import demo
 from streamfleet_producer.cli.embed import embed
+from streamfleet_producer.cli.exporter import exporter
 from streamfleet_producer.cli.gateway import gateway
 from streamfleet_producer.cli.keys import keys
 from streamfleet_producer.cli.queues import queues
@@ -61,7 +62,7 @@ def _options(
 
 
 for command in (
-    *(demo, up, worker, gateway),
+    *(demo, up, worker, gateway, exporter),
     *(stream, submit, result, status, cancel),
     *(embed, classify, rerank, decide, call),
     *(queues, usage, schema, acl),

@@ -1,0 +1,14 @@
+"""Runs an exporter: `python -m streamfleet_producer.exporter`."""
+
+import sys
+
+from streamfleet_producer.exporter.extra import missing
+
+if __name__ == "__main__":
+    lacking = missing()
+    if lacking is not None:
+        print(lacking, file=sys.stderr)  # noqa: T201 - nobody logs yet
+        sys.exit(2)
+    from streamfleet_producer.exporter.process import main
+
+    sys.exit(main())

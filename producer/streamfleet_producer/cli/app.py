@@ -16,10 +16,13 @@ from streamfleet_producer.cli.classify import classify
 from streamfleet_producer.cli.dead import dead
 from streamfleet_producer.cli.decide import decide
 from streamfleet_producer.cli.demo import demo
+from streamfleet_producer.cli.drain import drain
 from streamfleet_producer.cli.embed import embed
 from streamfleet_producer.cli.exporter import exporter
 from streamfleet_producer.cli.gateway import gateway
 from streamfleet_producer.cli.keys import keys
+from streamfleet_producer.cli.move import move
+from streamfleet_producer.cli.pause import pause, resume
 from streamfleet_producer.cli.queues import queues
 from streamfleet_producer.cli.rerank import rerank
 from streamfleet_producer.cli.result import result
@@ -66,6 +69,7 @@ for command in (
     *(stream, submit, result, status, cancel),
     *(embed, classify, rerank, decide, call),
     *(queues, usage, schema, acl),
+    *(pause, resume, drain, move),
 ):
     app.command(cls=Command, epilog=EXIT_CODES)(command)
 

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from datetime import UTC, datetime
+from json import dumps
 from typing import Annotated, Any
 
 import typer
 from typer import Option
 
-from streamfleet_common.connections import Connections
+from streamfleet_common import codec
 from streamfleet_common.dead_letters import DeadLetter
 from streamfleet_common.errors import InvalidRequest, RequestNotFound
-from streamfleet_producer.bulk.dead_broker import DeadBroker
 from streamfleet_producer.bulk.dead_replay import PER_MINUTE, DeadReplay, Replayed
 from streamfleet_producer.cli import options
+from streamfleet_producer.cli.operating import operator
 from streamfleet_producer.cli.terminal import (
     EXIT_CODES,
     Command,
@@ -23,6 +22,7 @@ from streamfleet_producer.cli.terminal import (
     in_one_line,
     print_json,
     print_table,
+    printable,
     run,
     say,
 )
@@ -55,36 +55,51 @@ def list_(
 ) -> None:
     """List dead letters, oldest first."""
 
-    async def work() -> list[DeadLetter]:
-        async with _broker(redis_url, queue) as broker:
-            return await broker.dead_letters(after=after, count=limit)
+    async def work() -> tuple[list[DeadLetter], bool]:
+        async with operator(redis_url, queue) as broker:
+            letters = await broker.dead_letters(after=after, count=limit)
+            rest = await broker.dead_letters(after=letters[-1].id, count=1) if letters else []
+            return letters, bool(rest)
 
-    letters = run(work())
+    letters, has_more = run(work())
     if json:
         print_json([_document(letter) for letter in letters])
     elif letters:
         print_table(_HEADS, [_row(letter) for letter in letters], _RIGHT)
     else:
-        say("no dead letters")
+        say("no dead letters" + (f" behind {after}" if after else ""))
+    if has_more:
+        say(f"there are more: --after {letters[-1].id}")
 
 
 @dead.command(cls=Command, epilog=EXIT_CODES)
 def show(
     id: Annotated[str, typer.Argument(metavar="ID", help="The dead letter.", show_default=False)],  # noqa: A002
     *,
+    payload: Annotated[
+        bool, Option("--payload", help="With the request itself, prompt and all, if it was kept.")
+    ] = False,
     queue: options.Queue = None,
     redis_url: options.RedisUrl = options.DEFAULT_URL,
+    json: options.Json = False,
 ) -> None:
-    """Show one as JSON, without its prompt."""
+    """Show all that is known of one."""
 
     async def work() -> DeadLetter | None:
-        async with _broker(redis_url, queue) as broker:
+        async with operator(redis_url, queue) as broker:
             return await broker.dead_letter(id)
 
     letter = run(work())
     if letter is None:
         raise _not_found(id)
-    print_json(_document(letter))
+    request = _request(letter) if payload else None
+    if json:
+        print_json({**_document(letter), **({"envelope": request} if payload else {})})
+        return
+    for name, text in _words(letter):
+        print(f"{name:<10}{text}")
+    if payload:
+        print(f"{'request':<10}{printable(dumps(request, ensure_ascii=False, indent=2))}")
 
 
 @dead.command(cls=Command, epilog=EXIT_CODES)
@@ -105,7 +120,7 @@ def replay(
     _either(ids, is_all=all_)
 
     async def work() -> list[Replayed]:
-        async with _broker(redis_url, queue) as broker:
+        async with operator(redis_url, queue) as broker:
             replayer = DeadReplay(broker, per_minute=rate)
             if all_:
                 return await replayer.replay_all(most=limit)
@@ -135,7 +150,7 @@ def drop(
     _either(ids, is_all=all_)
 
     async def work() -> int:
-        async with _broker(redis_url, queue) as broker:
+        async with operator(redis_url, queue) as broker:
             if not all_:
                 return await broker.drop_dead(ids or ())
             dropped = 0
@@ -153,18 +168,6 @@ def drop(
 # --- parts
 
 
-@asynccontextmanager
-async def _broker(redis_url: str, queue: str | None) -> AsyncIterator[DeadBroker]:
-    if queue is None:
-        async with options.open_client(redis_url, None) as fleet:
-            queue = fleet.queue
-    connections = Connections.open(redis_url)
-    try:
-        yield DeadBroker(connections, queue)
-    finally:
-        await connections.close()
-
-
 def _either(ids: list[str] | None, *, is_all: bool) -> None:
     if bool(ids) == is_all:
         raise InvalidRequest("name dead letters, or --all")
@@ -175,11 +178,54 @@ def _not_found(id: str) -> RequestNotFound:  # noqa: A002
 
 
 def _row(letter: DeadLetter) -> list[str]:
-    buried = datetime.fromtimestamp(letter.buried_at_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
+    buried = _moment(letter.buried_at_ms)
     kept = "kept" if letter.payload is not None else "-"
     numbers = (str(letter.attempts), str(letter.crashes))
     why = in_one_line(letter.why, 60)
     return [letter.id, buried, letter.tenant or "-", letter.lane or "-", *numbers, kept, why]
+
+
+def _words(letter: DeadLetter) -> list[tuple[str, str]]:
+    """All but the request, a line each; what a stray entry does not say is left out."""
+    lines = [
+        ("id", letter.id),
+        ("why", in_one_line(letter.why, None)),
+        ("buried", _moment(letter.buried_at_ms)),
+        ("request", in_one_line(letter.rid, None) or "-"),
+    ]
+    if letter.tenant:
+        losses = f"{letter.crashes} workers were lost, {letter.solo_losses} of them ran nothing else"
+        kept = "not kept: that is up to the workers (STREAMFLEET_DEAD_LETTER_PAYLOAD)"
+        if letter.payload is not None:
+            kept = "kept: --payload shows it, `dead replay` sends it again"
+        lines += [
+            ("tenant", in_one_line(letter.tenant, None)),
+            ("lane", in_one_line(letter.lane, None)),
+            ("accepted", _moment(letter.accepted_at_ms)),
+            ("attempts", f"{letter.attempts}: {losses}"),
+            ("worker", f"{in_one_line(letter.worker, None) or '-'} was the last of them"),
+            ("digest", in_one_line(letter.digest, None)),
+            ("payload", f"{letter.size:,} bytes, {kept}"),
+        ]
+    return lines
+
+
+def _request(letter: DeadLetter) -> dict[str, Any]:
+    """The envelope of a letter as plain values.
+
+    Raises:
+        InvalidRequest: it was not kept, or is none.
+    """
+    if letter.payload is None:
+        raise InvalidRequest(
+            f"dead letter {letter.id} has no payload: workers keep it where "
+            "STREAMFLEET_DEAD_LETTER_PAYLOAD is set"
+        )
+    return codec.decode_envelope(letter.payload).model_dump(mode="json", exclude_defaults=True)
+
+
+def _moment(ms: int) -> str:
+    return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def _document(letter: DeadLetter) -> dict[str, Any]:

@@ -165,7 +165,7 @@ def test_dead_letters_are_listed_shown_and_dropped(env: Mapping[str, str], raw: 
         )
     listed = called("dead", "list", env=env).splitlines()
     assert [line.split()[0] for line in listed] == ["ID", "1-0", "2-0", "3-0"]
-    shown = document("dead", "show", "2-0", env=env)
+    shown = document("dead", "show", "2-0", "--json", env=env)
     assert (shown["rid"], shown["tenant"], shown["is_kept"]) == ("r1", "t", False)
     refused = CliRunner().invoke(app, ["dead", "replay", "2-0"], env=dict(env))
     assert refused.exit_code == 2

@@ -149,8 +149,8 @@ def test_a_key_used_twice_is_one_request(call: Call) -> None:
 def test_queues_are_listed_with_who_serves_them(call: Call, fleet_url: str) -> None:
     lines = call("queues").stdout.splitlines()
     assert [line.split() for line in lines] == [
-        ["QUEUE", "QUEUED", "RUNNING", "LIMIT", "DEAD", "WORKERS", "MODEL"],
-        ["smollm2", "0", "0", "1024", "0", "1", "scripted"],
+        ["QUEUE", "QUEUED", "RUNNING", "LIMIT", "DEAD", "WORKERS", "DRAINING", "STATE", "MODEL"],
+        ["smollm2", "0", "0", "1024", "0", "1", "0", "open", "scripted"],
     ]
     (row,) = json.loads(call("queues", "--json").stdout)
     assert row == {
@@ -160,6 +160,8 @@ def test_queues_are_listed_with_who_serves_them(call: Call, fleet_url: str) -> N
         "limit": 1024,
         "dead": 0,
         "workers": 1,
+        "draining": 0,
+        "state": "open",
         "models": ["scripted"],
     }
 

@@ -1,0 +1,42 @@
+"""What the commands for operators share: a broker of the queue, opened without a client.
+
+A client subscribes, which the role `operator` may not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Annotated
+
+import typer
+
+from streamfleet_common.connections import Connections, redacted
+from streamfleet_common.errors import InvalidRequest, ModelNotFound
+from streamfleet_producer.operations.operator_broker import OperatorBroker
+
+QueueName = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue.", show_default=False)]
+
+
+@asynccontextmanager
+async def operator(redis_url: str, queue: str | None) -> AsyncIterator[OperatorBroker]:
+    """A broker of this queue; if none is named, of the only one there is.
+
+    Raises:
+        InvalidRequest: there are several queues to choose from.
+        ModelNotFound: there is none.
+    """
+    connections = Connections.open(redis_url)
+    try:
+        if queue is None:
+            names = await OperatorBroker(connections, "any").queues()
+            if not names:
+                raise ModelNotFound(f"no worker has ever served a queue at {redacted(redis_url)}", known=[])
+            if len(names) > 1:
+                raise InvalidRequest(
+                    f"there are several queues: choose one with --queue ({', '.join(names)})"
+                )
+            queue = names[0]
+        yield OperatorBroker(connections, queue)
+    finally:
+        await connections.close()

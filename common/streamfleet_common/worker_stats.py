@@ -1,4 +1,4 @@
-"""What a worker says in its card of the last half minute: enough for rates and percentiles of a whole queue."""
+"""What a worker says in its card of its last half minute: enough for rates and percentiles of a queue."""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ from streamfleet_common.broker import Broker
 from streamfleet_common.cards import Card, Limits
 from streamfleet_common.errors import BrokerUnavailable
 from streamfleet_common.housekeeping import CARD_LIFE_MS
+from streamfleet_common.worker_stats import WorkerStats
 from streamfleet_worker.engine.base import EngineInfo
 
 ANNOUNCE_S = CARD_LIFE_MS / 1000 / 3
@@ -36,6 +37,7 @@ class Presence:
         max_queue_tokens: int = 0,
         keep_payload: bool = False,
         sub_lanes: int = 1,
+        stats: Callable[[], WorkerStats | None] = lambda: None,
     ) -> None:
         self._broker = broker
         self._name = name
@@ -46,6 +48,7 @@ class Presence:
         self._max_queue_tokens = max_queue_tokens
         self._keep_payload = keep_payload
         self._sub_lanes = sub_lanes
+        self._stats = stats
         self._draining = False
 
     def card(self) -> Card:
@@ -71,6 +74,7 @@ class Presence:
             ),
             capacity=max(0, self._room()),
             state="draining" if self._draining else "ready",
+            stats=self._stats(),
         )
 
     async def announce(self) -> None:

@@ -143,7 +143,7 @@ def bounded_residue(history: History) -> Broken:
     """I12: afterwards nothing is left but results with a life, and nobody is connected."""
     remains = history.remains
     for key, life_ms in remains.lives.items():
-        if key.startswith(("r:", "ev:", "usage:")):
+        if key.startswith(("r:", "ev:", "usage:", "batches")):
             if life_ms < 0:
                 yield key.partition(":")[2], f"{key} would stay for ever"
         elif key not in FOR_EVER:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Protocol
 
 from streamfleet_common import codec
 from streamfleet_common.decisions import DecideRequest
@@ -22,6 +22,13 @@ Refused = Literal[
 tenant has its share of open requests, of open tokens, or of a day's tokens."""
 
 
+class Watching(Protocol):
+    """Somebody who wants to know what becomes of a submission."""
+
+    def submitted(self, outcome: Submitted | BaseException) -> None:
+        """It is decided. Must not raise."""
+
+
 @dataclass(slots=True)
 class Submission:
     """A request ready to be accepted: its envelope, and the bytes made of it.
@@ -34,6 +41,7 @@ class Submission:
     payload: bytes
     digest: str
     tokens: int
+    watching: Watching | None = field(default=None, compare=False)
 
     @classmethod
     def of(cls, envelope: Envelope, limit: int = codec.MAX_REQUEST_BYTES) -> Submission:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+from contextvars import ContextVar
 from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
@@ -25,6 +26,7 @@ from streamfleet_common.submissions import Submission
 from streamfleet_producer.catalogue import Catalogue
 from streamfleet_producer.length_check import LengthCheck
 from streamfleet_producer.rid_pool import RidPool
+from streamfleet_producer.submit_spans import submit_span
 from streamfleet_producer.ticket import DEADLINE_S, RESULT_TTL_S, Options
 from streamfleet_producer.token_counter import TokenCounter
 
@@ -39,6 +41,8 @@ _AS_CALLED = {
 }
 
 MAX_TEMPLATES = 64
+NOTED: ContextVar[list[str] | None] = ContextVar("submitted", default=None)
+"""Where the ids of what is submitted are put down, for whoever has to name them should it fail."""
 _AS_THE_FLEET = Retry()
 _NEVER = Retry(attempts=1)
 # What a template has in the place of what each request has of its own.
@@ -68,6 +72,7 @@ class Intake:
             raise InvalidRequest("; ".join(faults), problems=faults)
         # Without a secret the ids of two tenants must still differ.
         key = tenant if secret is None else secret
+        self._queue = queue
         self._tenant = tenant
         self._secret = key.encode() if isinstance(key, str) else key
         self._max_request_bytes = max_request_bytes
@@ -100,6 +105,30 @@ class Intake:
                 f"build one of {', '.join(kind.__name__ for kind in _KINDS)}"
             )
         template = self._template(stream, key, options)
+        span = None if "traceparent" in options else submit_span(self._queue, request.kind, self._tenant)
+        if span is not None:
+            template = template.changed({"traceparent": span.traceparent})
+        try:
+            submission = await self._prepare(catalogue, request, template, key, rids)
+        except BaseException as error:
+            if span is not None:
+                span.submitted(error)
+            raise
+        if span is not None:
+            span.name_request(submission.envelope.rid)
+            submission.watching = span
+        if (noted := NOTED.get()) is not None:
+            noted.append(submission.envelope.rid)
+        return submission
+
+    async def _prepare(
+        self,
+        catalogue: Catalogue,
+        request: Request,
+        template: Envelope,
+        key: str | None,
+        rids: RidPool | None,
+    ) -> Submission:
         limit = await self.max_bytes(catalogue, request)
         await self.lengths.refuse(catalogue, request)
         if key is not None or rids is None:

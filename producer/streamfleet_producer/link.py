@@ -181,8 +181,16 @@ class Link:
         return outcomes
 
     async def _submit(self, submissions: Sequence[Submission]) -> Sequence[Submitted]:
-        outcomes = await self.broker.submit(submissions)
+        try:
+            outcomes = await self.broker.submit(submissions)
+        except BaseException as error:
+            for submission in submissions:
+                if submission.watching is not None:
+                    submission.watching.submitted(error)
+            raise
         for submission, submitted in zip(submissions, outcomes, strict=True):
+            if submission.watching is not None:
+                submission.watching.submitted(submitted)
             # What is a duplicate may be somebody else's request.
             if submitted.outcome == "accepted":
                 self._untaken.add(submission.envelope.rid)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from streamfleet_common.errors import Undecodable
 from streamfleet_common.frames import Frame
-from streamfleet_common.schemas import State
+from streamfleet_common.schemas import LANES, Lane, State
 
 STATES: dict[str, State] = {
     "Q": "queued",
@@ -18,6 +18,7 @@ STATES: dict[str, State] = {
     "P": "dead",
 }
 LETTERS: dict[State, str] = {state: letter for letter, state in STATES.items()}
+_LANES: dict[str, Lane] = {lane[0]: lane for lane in LANES}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,11 @@ class Record:
     digest: str
     end: Frame | None
     """The frame of its end event, once it has ended."""
+    lane: Lane | None = None
+    """None once it has ended, as the two below say nothing then."""
+    place: str = ""
+    """Of its entry; "" while it waits for the time of its next try."""
+    is_stream: bool = False
 
     @classmethod
     def parse(cls, data: bytes) -> Record:
@@ -55,8 +61,8 @@ class Record:
         try:
             if fields[0].startswith("E"):
                 return cls._ended(fields, Frame.parse(rest))
-            state, epoch, _, owner, started, attempts, crashes, solo, *meta = fields
-            accepted, _, _, _, _, _, tenant, digest = meta
+            state, epoch, place, owner, started, attempts, crashes, solo, *meta = fields
+            accepted, lane, stream, _, _, _, tenant, digest = meta
             return cls(
                 state=STATES[state[:1]],
                 epoch=int(epoch),
@@ -70,6 +76,9 @@ class Record:
                 owner=owner,
                 digest=digest,
                 end=None,
+                lane=_LANES.get(lane),
+                place=place,
+                is_stream=stream == "s",
             )
         except (ValueError, KeyError, IndexError):
             raise Undecodable("not a request's record: was the key written by hand?") from None

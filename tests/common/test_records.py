@@ -29,6 +29,9 @@ def test_queued() -> None:
         owner="",
         digest="0123abcd",
         end=None,
+        lane="normal",
+        place="n1754000000001-0",
+        is_stream=True,
     )
 
 
@@ -46,6 +49,9 @@ def test_running() -> None:
         owner="host:1",
         digest="0123abcd",
         end=None,
+        lane="normal",
+        place="N1754000000001-0",
+        is_stream=True,
     )
 
 

@@ -90,9 +90,9 @@ _RIGHTS: dict[Role, _Rights] = {
         commands=f"{_CONNECT} hget hmget hgetall hkeys xlen xpending zcard xinfo|groups xinfo|consumers",
     ),
     "operator": _Rights(
-        both=f"{_OPEN} {_STREAMS} mark open control shares dead",
+        both=f"{_OPEN} {_STREAMS} mark open later control shares dead",
         read="workers batches",
-        write="ev:* later",
+        write="ev:*",
         commands=(
             f"{_CONNECT} {_SCRIPTS} {_PROVE} {_SUBMIT} {_ASK} del xrange xtrim multi exec "
             "getrange zscan zcount xinfo|groups xinfo|consumers acl|whoami"

@@ -96,7 +96,7 @@ def show(
     if json:
         print_json({**_document(letter), **({"envelope": request} if payload else {})})
         return
-    for name, text in _words(letter):
+    for name, text in in_words(letter):
         print(f"{name:<10}{text}")
     if payload:
         print(f"{'request':<10}{printable(dumps(request, ensure_ascii=False, indent=2))}")
@@ -185,7 +185,7 @@ def _row(letter: DeadLetter) -> list[str]:
     return [letter.id, buried, letter.tenant or "-", letter.lane or "-", *numbers, kept, why]
 
 
-def _words(letter: DeadLetter) -> list[tuple[str, str]]:
+def in_words(letter: DeadLetter) -> list[tuple[str, str]]:
     """All but the request, a line each; what a stray entry does not say is left out."""
     lines = [
         ("id", letter.id),

@@ -46,3 +46,8 @@ class Card(Message):
     state: Literal["ready", "draining"] = "ready"
     stats: WorkerStats | None = None
     """How the last half minute went; None of a worker of a version that does not say."""
+    version: Name = ""
+    """Of its streamfleet; this and the next two are for whoever looks whether workers agree, and ""
+    or 0 of one of a version that does not say."""
+    lease_ms: int = Field(default=0, ge=0)
+    sub_lanes: int = Field(default=0, ge=0)

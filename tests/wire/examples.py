@@ -224,6 +224,9 @@ CARD = {
         "e2e": [2, 0],
         "itl": [0, 3],
     },
+    "version": "1.2.3",
+    "lease_ms": 8,
+    "sub_lanes": 9,
 }
 MESSAGES: dict[str, dict[str, Any]] = {
     **{f"envelope of {kind}": {**ENVELOPE, "request": request} for kind, request in REQUESTS.items()},

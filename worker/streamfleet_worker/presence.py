@@ -38,6 +38,7 @@ class Presence:
         keep_payload: bool = False,
         sub_lanes: int = 1,
         stats: Callable[[], WorkerStats | None] = lambda: None,
+        version: str = "",
     ) -> None:
         self._broker = broker
         self._name = name
@@ -49,6 +50,7 @@ class Presence:
         self._keep_payload = keep_payload
         self._sub_lanes = sub_lanes
         self._stats = stats
+        self._version = version
         self._draining = False
 
     def card(self) -> Card:
@@ -75,6 +77,9 @@ class Presence:
             capacity=max(0, self._room()),
             state="draining" if self._draining else "ready",
             stats=self._stats(),
+            version=self._version,
+            lease_ms=self._lease_ms,
+            sub_lanes=self._sub_lanes,
         )
 
     async def announce(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from grafana_foundation_sdk.builders import dashboard
 
-from panels import QUEUE, WINDOW, board, lines, mean, number, quantile, query, rate, told
+from panels import QUEUE, WINDOW, board, lines, mean, number, quantile, query, rate, swept, told
 
 FIRING = 'ALERTS{alertname=~"Streamfleet.+", alertstate="firing"}'
 OPEN = f"max by (queue) (sum without (state) (streamfleet_queue_depth{{{QUEUE}}}))"
@@ -160,10 +160,11 @@ def _answers(built: dashboard.Dashboard) -> dashboard.Dashboard:
         .with_panel(
             lines(
                 "Ended requests",
-                "Answers by the reason they ended, failures by their kind.",
+                "Answers by the reason they ended, failures by their kind, and what sweeps ended.",
                 "reqps",
                 query(rate("request_success_total", "finished_reason"), "{{finished_reason}}"),
                 query(rate("request_failure_total", "error_type"), "{{error_type}}"),
+                query(swept("outcome"), "{{outcome}} by a sweep"),
                 stacked=True,
             )
         )

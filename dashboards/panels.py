@@ -40,6 +40,11 @@ def told(metric: str, by: str = "queue", labels: str = QUEUE) -> str:
     return f"max by ({by}) (streamfleet_{metric}{{{labels}}})"
 
 
+def swept(by: str = "queue", labels: str = QUEUE) -> str:
+    """Requests that sweeps ended, a second: the workers that had them have no part in it."""
+    return rate("swept_total", by, f'{labels}, outcome=~"expired|failed|dead"')
+
+
 def quantile(q: float, metric: str, by: str = "queue", labels: str = QUEUE) -> str:
     """The q-quantile of a histogram over all workers, in the histogram's unit."""
     return f"histogram_quantile({q}, {rate(f'{metric}_bucket', f'le, {by}', labels)})"

@@ -18,6 +18,7 @@ from panels import (
     quantiles,
     query,
     rate,
+    swept,
     told,
 )
 
@@ -119,8 +120,8 @@ def _waiting(built: dashboard.Dashboard) -> dashboard.Dashboard:
         )
         .with_panel(
             lines(
-                "In and out",
-                "Requests that ended a second, as Redis counts them, and by what workers and sweeps say.",
+                "Ended",
+                "Requests that ended a second: all of them, as Redis counts, and as workers tell.",
                 "reqps",
                 query(f"max by (queue) (rate(streamfleet_queue_ended_total{{{QUEUE}}}{WINDOW}))", "ended"),
                 query(rate("request_success_total"), "answered"),
@@ -196,9 +197,10 @@ def _outcomes(built: dashboard.Dashboard) -> dashboard.Dashboard:
         .with_panel(
             lines(
                 "Failures",
-                "Requests that ended without an answer, by kind.",
+                "Requests that ended without an answer, by kind; and those that sweeps ended.",
                 "reqps",
                 query(rate("request_failure_total", "error_type"), "{{error_type}}"),
+                query(swept("outcome"), "{{outcome}} by a sweep"),
                 stacked=True,
             )
         )
@@ -212,6 +214,7 @@ def _outcomes(built: dashboard.Dashboard) -> dashboard.Dashboard:
                 query(f"60 * {rate('redeliveries_total')}", "redelivered, a minute"),
                 query(f"60 * {rate('leases_lost_total')}", "leases lost, a minute"),
                 query(f"60 * {rate('fenced_writes_total')}", "fenced, a minute"),
+                width=THIRD,
             )
         )
         .with_panel(
@@ -220,7 +223,16 @@ def _outcomes(built: dashboard.Dashboard) -> dashboard.Dashboard:
                 "Requests that sweeps ended or put back, a minute: the workers of requeued ones were lost.",
                 "short",
                 query(f"60 * {rate('swept_total', 'outcome')}", "{{outcome}}"),
-                query(told("queue_last_sweep_age_seconds"), "age of the last sweep, s"),
+                width=THIRD,
+            )
+        )
+        .with_panel(
+            lines(
+                "Last sweep",
+                "Age of the last look for deadlines that passed and leases that ran out; workers make it.",
+                "s",
+                query(told("queue_last_sweep_age_seconds"), "age"),
+                width=THIRD,
             )
         )
     )

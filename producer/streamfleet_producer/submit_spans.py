@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from streamfleet_common.errors import StreamfleetError
+from streamfleet_common.errors import Conflict, QueueFull, StreamfleetError
 from streamfleet_common.submissions import Submitted
 from streamfleet_common.trace_context import TraceContext
 from streamfleet_common.tracing import SCOPE
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
 API = "opentelemetry.trace"
+_REFUSED = {"full": QueueFull.code, "conflict": Conflict.code}
 
 
 class SubmitSpan:
@@ -39,7 +40,7 @@ class SubmitSpan:
         """End with what became of it; of an error its code alone."""
         if isinstance(outcome, Submitted):
             self._span.set_attribute("streamfleet.outcome", outcome.outcome)
-            fault = outcome.outcome if outcome.outcome in ("full", "conflict") else ""
+            fault = _REFUSED.get(outcome.outcome, "")
         else:
             fault = outcome.code if isinstance(outcome, StreamfleetError) else type(outcome).__name__
         if fault:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
 
+import structlog
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request as HttpRequest
@@ -30,6 +32,9 @@ from streamfleet_producer.gateway.resource import Resource
 from streamfleet_producer.gateway.services import Services
 from streamfleet_producer.gateway.settings import GatewaySettings
 
+if TYPE_CHECKING:
+    from streamfleet_producer.gateway.server_spans import ServerSpans
+
 OPERATIONS: tuple[Operation, ...] = (
     *openai_routes.OPERATIONS,  # first: it is where most requests go
     *pages.OPERATIONS,
@@ -44,14 +49,19 @@ OPERATIONS: tuple[Operation, ...] = (
 )
 """Each module of routes brings its own."""
 
+log = structlog.get_logger()
 
-def application(settings: GatewaySettings) -> Starlette:
-    """The gateway as an ASGI application; it connects when it is first asked."""
+
+def application(settings: GatewaySettings, spans: ServerSpans | None = None) -> Starlette:
+    """The gateway as an ASGI application; it connects when it is first asked.
+
+    `spans` makes a span of each request, if there is one.
+    """
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         try:
-            services = Services.of(settings)
+            services = Services.of(settings, spans)
         except Exception as error:
             app.state.why_not = error  # for the process, which has better words for it than the server
             raise
@@ -73,9 +83,11 @@ def application(settings: GatewaySettings) -> Starlette:
     return app
 
 
-async def _nowhere(_: HttpRequest, error: Exception) -> Response:
+async def _nowhere(http: HttpRequest, error: Exception) -> Response:
     """No such path, or no such method there."""
     status = error.status_code if isinstance(error, HTTPException) else 404
+    # Without the path, which may be anything.
+    log.debug("answered", method=http.method, route="", status=status)
     what = "this path has no such method" if status == 405 else "no such path"
     body = OPENAI.body(RequestNotFound(f"{what}: /docs shows what there is"))
     return json_response(body, status, dict(getattr(error, "headers", None) or {}))

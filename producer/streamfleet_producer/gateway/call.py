@@ -12,11 +12,13 @@ from starlette.types import Receive
 
 from streamfleet_common.errors import InvalidRequest, ModelNotFound
 from streamfleet_common.schemas import Lane
+from streamfleet_common.trace_context import TraceContext
 from streamfleet_producer.client import Client
 from streamfleet_producer.gateway.dialects import Dialect
 from streamfleet_producer.gateway.directory import Served
 from streamfleet_producer.gateway.event_stream import EventStream
 from streamfleet_producer.gateway.keys import Tenant
+from streamfleet_producer.gateway.passage import Passage
 from streamfleet_producer.gateway.refusals import NoWorker
 from streamfleet_producer.gateway.services import Services
 from streamfleet_producer.ticket import Options
@@ -45,11 +47,13 @@ class Call(Generic[_B]):
         tenant: Tenant,
         dialect: Dialect,
         body: _B,
+        passage: Passage | None = None,
     ) -> None:
         self.services = services
         self.http = http
         self.tenant = tenant
         self.body = body
+        self.passage = Passage("GET", "") if passage is None else passage
         self._receive = receive
         self._dialect = dialect
 
@@ -90,9 +94,11 @@ class Call(Generic[_B]):
             if lane not in get_args(Lane):
                 raise InvalidRequest(f"X-Lane: one of {', '.join(get_args(Lane))} is wanted")
             options["lane"] = cast("Lane", lane)
-        traceparent = headers.get("traceparent")
-        if traceparent is not None and len(traceparent) == 55:
-            options["traceparent"] = traceparent  # of any other form it is to be ignored, says its standard
+        # Where spans are made, the client takes the one of this request by itself.
+        if self.passage.span is None:
+            trace = TraceContext.parse(headers.get("traceparent"))
+            if trace is not None:
+                options["traceparent"] = str(trace)
         return options
 
     async def served(self, name: str | None, kind: str, default: str | None = None) -> Served:
@@ -172,6 +178,7 @@ class Call(Generic[_B]):
             headers=lambda: said,
             heartbeat_s=self.services.settings.heartbeat_s,
             gone=self.services.metrics.gone,
+            passage=self.passage,
         )
         try:
             return await self.answer(stream.opened())

@@ -12,6 +12,7 @@ from starlette.types import Receive, Scope, Send
 from streamfleet_common.errors import StreamfleetError
 from streamfleet_producer.gateway.dialects import Dialect
 from streamfleet_producer.gateway.failures import failure_of
+from streamfleet_producer.gateway.passage import Passage
 from streamfleet_producer.gateway.refusals import ENDING, Ending
 
 STALLED_S = 60.0
@@ -35,6 +36,7 @@ class EventStream:
         heartbeat_s: after so many seconds without a chunk a comment is sent.
         stalled_s: a client that takes nothing for so many seconds is given up.
         gone: called when the client has left before the end.
+        passage: is told what goes wrong.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class EventStream:
         heartbeat_s: float = 15.0,
         stalled_s: float = STALLED_S,
         gone: Callable[[], None] = lambda: None,
+        passage: Passage | None = None,
     ) -> None:
         self._chunks = chunks
         self._dialect = dialect
@@ -53,6 +56,7 @@ class EventStream:
         self._heartbeat_s = heartbeat_s
         self._stalled_s = stalled_s
         self._gone = gone
+        self._passage = Passage("GET", "") if passage is None else passage
         self._left = False
         self._sent_at = 0.0
         self._sending_since: dict[str, float] = {}
@@ -104,15 +108,19 @@ class EventStream:
             async for chunk in self._chunks:
                 await self._send(send, _body(chunk))
         except StreamfleetError as error:
-            await self._send(send, _body(self._dialect.chunk(error)))
+            await self._send_last(send, error)
         except asyncio.CancelledError:
             if self._left:
                 raise
             # The server ends, and waits for nobody any more.
-            await self._send(send, _body(self._dialect.chunk(Ending(ENDING))))
+            await self._send_last(send, Ending(ENDING))
         except Exception as error:  # noqa: BLE001 (whatever it is, the client has to be told)
-            await self._send(send, _body(self._dialect.chunk(failure_of(error, "a stream"))))
+            await self._send_last(send, failure_of(error, self._passage.about()))
         await self._send(send, {"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _send_last(self, send: Send, error: StreamfleetError) -> None:
+        self._passage.failed(error)
+        await self._send(send, _body(self._dialect.chunk(error)))
 
     def _start(self) -> dict[str, object]:
         headers = {

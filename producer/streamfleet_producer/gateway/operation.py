@@ -20,6 +20,7 @@ from streamfleet_producer.gateway.dialects import OPENAI, Dialect
 from streamfleet_producer.gateway.failures import failure_of
 from streamfleet_producer.gateway.foreign_sites import check_site
 from streamfleet_producer.gateway.keys import ANYBODY, Tenant
+from streamfleet_producer.gateway.passage import Passage
 from streamfleet_producer.gateway.refusals import (
     ENDING,
     BodyTooLarge,
@@ -92,34 +93,42 @@ class Application:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         services: Services = scope["app"].state.services
         operation = self._operation
-        began_at = time.monotonic()
-        status = 499
+        spans = None if operation.public else services.spans  # nobody traces probes
+        passage = Passage(scope["method"], operation.path, scope["headers"], spans)
+        passage.note()
 
         async def sending(message: Message) -> None:
-            nonlocal status
             if message["type"] == "http.response.start":
-                status = message["status"]
+                message = passage.answering(message)
             await send(message)
 
         services.metrics.began()
         try:
             try:
-                response = await self._respond(services, scope, receive)
+                response = await self._respond(services, scope, receive, passage)
             except ClientGone:
                 services.metrics.gone()
                 return
             except StreamfleetError as error:
-                response = operation.dialect.response(error)
+                response = self._refused(passage, error)
             except asyncio.CancelledError:
                 # The server ends, and waits for nobody any more.
-                response = operation.dialect.response(Ending(ENDING))
+                response = self._refused(passage, Ending(ENDING))
             except Exception as error:  # noqa: BLE001 (whatever it is, the client has to be told)
-                response = operation.dialect.response(failure_of(error, operation.path))
+                response = self._refused(passage, failure_of(error, passage.about()))
             await response(scope, receive, sending)
         finally:
-            services.metrics.ended(operation.path, status, time.monotonic() - began_at)
+            seconds = time.monotonic() - passage.began_at
+            services.metrics.ended(operation.path, passage.status, seconds)
+            passage.over(seconds, says_so=services.settings.log_level == "debug")
 
-    async def _respond(self, services: Services, scope: Scope, receive: Receive) -> ASGIApp | Response:
+    def _refused(self, passage: Passage, error: StreamfleetError) -> Response:
+        passage.failed(error)
+        return self._operation.dialect.response(error)
+
+    async def _respond(
+        self, services: Services, scope: Scope, receive: Receive, passage: Passage
+    ) -> ASGIApp | Response:
         operation, settings = self._operation, services.settings
         if services.metrics.open_requests > settings.max_requests and not operation.public:
             raise Overloaded(
@@ -131,6 +140,7 @@ class Application:
         if services.keys.is_open and not operation.public:
             check_site(http.headers, settings.gateway_names)
         tenant = ANYBODY if operation.public else _tenant(services, http)
+        passage.tenant = tenant.name
         if http.headers.get("content-encoding", "identity").lower() != "identity":
             # What a packed body would grow to is not known before.
             raise InvalidRequest("Content-Encoding: bodies are taken as they are: send it unpacked")
@@ -138,7 +148,15 @@ class Application:
         if operation.body is not None:
             body = _parsed(operation.body, await _read(http, receive, settings.max_body_bytes))
         return await operation.endpoint(
-            Call(services, http, receive, tenant=tenant, dialect=operation.dialect, body=body)
+            Call(
+                services,
+                http,
+                receive,
+                tenant=tenant,
+                dialect=operation.dialect,
+                body=body,
+                passage=passage,
+            )
         )
 
 

@@ -8,17 +8,24 @@ import os
 import signal
 import socket
 import sys
+from importlib.metadata import version
+from typing import TYPE_CHECKING
 
 import structlog
 from starlette.applications import Starlette
 
-from streamfleet_common import logs
+from streamfleet_common import logs, tracing
 from streamfleet_common.errors import InvalidRequest, StreamfleetError
 from streamfleet_common.settings import misspelled, read
 from streamfleet_producer.gateway.app import application
 from streamfleet_producer.gateway.listening import listen
 from streamfleet_producer.gateway.server import GatewayServer
 from streamfleet_producer.gateway.settings import GatewaySettings
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
+
+    from streamfleet_producer.gateway.server_spans import ServerSpans
 
 WRONG_SETTINGS = 2
 """The exit status that says so: to try again with the same ones is in vain."""
@@ -48,7 +55,8 @@ def main() -> int:
 
 
 def _serve(settings: GatewaySettings, listening: socket.socket) -> int:
-    app = application(settings)
+    provider = tracing.provider("streamfleet-gateway", version("streamfleet"))
+    app = application(settings, _spans(provider))
     try:
         server = GatewayServer(app, settings, lambda: _greet(settings, listening))
     except InvalidRequest as error:
@@ -61,7 +69,21 @@ def _serve(settings: GatewaySettings, listening: socket.socket) -> int:
         asyncio.run(server.serve(sockets=[listening]))
     except SystemExit:
         return _explained(app)
+    finally:
+        tracing.close(provider)
     return 0 if server.started else 1
+
+
+def _spans(provider: TracerProvider | None) -> ServerSpans | None:
+    if provider is None:
+        return None
+    from opentelemetry import trace  # noqa: PLC0415 (an extra)
+
+    from streamfleet_producer.gateway.server_spans import ServerSpans  # noqa: PLC0415 (needs it)
+
+    # The clients' submissions are traced by whatever the process has, as in any service.
+    trace.set_tracer_provider(provider)
+    return ServerSpans(provider)
 
 
 def _greet(settings: GatewaySettings, listening: socket.socket) -> None:

@@ -21,6 +21,7 @@ from streamfleet_producer.token_counter import TokenCounter
 
 if TYPE_CHECKING:
     from streamfleet_producer.bulk.batches import Batches
+    from streamfleet_producer.gateway.server_spans import ServerSpans
 
 FILES_TURN_S = 600.0
 """How often old files are looked for."""
@@ -42,10 +43,12 @@ class Services:
     lines: WaitingLines
     files: FileStore | None
     batches: Batches | None
+    spans: ServerSpans | None = None
+    """Make the spans of requests, where they are wanted."""
     upkeep: asyncio.Task[None] | None = None
 
     @classmethod
-    def of(cls, settings: GatewaySettings) -> Services:
+    def of(cls, settings: GatewaySettings, spans: ServerSpans | None = None) -> Services:
         """Build the parts; nothing connects yet. To be called on the event loop.
 
         Raises:
@@ -67,6 +70,7 @@ class Services:
             lines=WaitingLines(directory),
             files=_files(settings),
             batches=_batches(settings),
+            spans=spans,
         )
 
     def start(self) -> None:

@@ -21,9 +21,11 @@ from streamfleet_producer.cli.embed import embed
 from streamfleet_producer.cli.exporter import exporter
 from streamfleet_producer.cli.gateway import gateway
 from streamfleet_producer.cli.keys import keys
+from streamfleet_producer.cli.load import load
 from streamfleet_producer.cli.move import move
 from streamfleet_producer.cli.pause import pause, resume
 from streamfleet_producer.cli.queues import queues
+from streamfleet_producer.cli.report import report
 from streamfleet_producer.cli.rerank import rerank
 from streamfleet_producer.cli.result import result
 from streamfleet_producer.cli.schema import schema
@@ -70,6 +72,7 @@ for command in (
     *(embed, classify, rerank, decide, call),
     *(queues, usage, schema, acl),
     *(pause, resume, drain, move),
+    *(load, report),
 ):
     app.command(cls=Command, epilog=EXIT_CODES)(command)
 

@@ -15,7 +15,7 @@ import uvicorn
 from streamfleet_common import logs
 from streamfleet_common.connections import Connections
 from streamfleet_common.errors import BrokerUnavailable, StreamfleetError
-from streamfleet_common.figures import FiguresReader
+from streamfleet_common.figures_reader import FiguresReader
 from streamfleet_common.settings import misspelled, read
 from streamfleet_producer.exporter.app import application
 from streamfleet_producer.exporter.reading import Readings

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import structlog
 
 from streamfleet_common.errors import BrokerUnavailable
-from streamfleet_common.figures import Figures, FiguresReader, Unread
+from streamfleet_common.figures import Figures, Unread
+from streamfleet_common.figures_reader import FiguresReader
 
 log = structlog.get_logger()
 

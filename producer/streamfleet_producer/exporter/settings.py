@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from streamfleet_common.figures import MOST_QUEUES
+from streamfleet_common.figures_reader import MOST_QUEUES
 from streamfleet_common.message import QueueName
 from streamfleet_common.settings import FleetSettings
 

@@ -95,7 +95,7 @@ _RIGHTS: dict[Role, _Rights] = {
         write="ev:*",
         commands=(
             f"{_CONNECT} {_SCRIPTS} {_PROVE} {_SUBMIT} {_ASK} del xrange xtrim multi exec "
-            "getrange zscan zcount xinfo|groups xinfo|consumers acl|whoami"
+            "getrange zscan zcount zscore xinfo|groups xinfo|consumers acl|whoami"
         ),
     ),
 }
@@ -155,6 +155,27 @@ def user(
     if rights.jobs:
         words.append(f"({_JOBS} {_granted(_JOB_COMMANDS, left_out)})")
     return " ".join(words)
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What a role needs on one queue: commands, and keys that stand for all of their pattern."""
+
+    commands: tuple[str, ...]
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+
+
+def needs(role: Role, queue: str) -> Needs:
+    """What a user must be granted to do this role's work on this queue."""
+    rights = _RIGHTS[role]
+
+    def keys(*lists: str) -> list[str]:
+        return [f"{Keys(queue).tag}:{name.replace('*', 'x')}" for names in lists for name in names.split()]
+
+    reads, writes = keys(rights.both, rights.read), keys(rights.both, rights.write)
+    (writes if rights.queues == "%W~" else reads).append(QUEUES)
+    return Needs(tuple(sorted(set(rights.commands.split()))), tuple(reads), tuple(writes))
 
 
 def _granted(commands: str, left_out: frozenset[str]) -> str:

@@ -18,6 +18,7 @@ from streamfleet_producer.cli.decide import decide
 from streamfleet_producer.cli.demo import demo
 from streamfleet_producer.cli.drain import drain
 from streamfleet_producer.cli.embed import embed
+from streamfleet_producer.cli.explain import explain
 from streamfleet_producer.cli.exporter import exporter
 from streamfleet_producer.cli.gateway import gateway
 from streamfleet_producer.cli.keys import keys
@@ -68,7 +69,7 @@ def _options(
 
 for command in (
     *(demo, up, worker, gateway, exporter),
-    *(stream, submit, result, status, cancel),
+    *(stream, submit, result, status, explain, cancel),
     *(embed, classify, rerank, decide, call),
     *(queues, usage, schema, acl),
     *(pause, resume, drain, move),

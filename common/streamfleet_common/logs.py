@@ -14,6 +14,11 @@ from typing import TYPE_CHECKING, Any, TextIO, cast
 if TYPE_CHECKING:
     import structlog
 
+ABOUT = ("rid", "epoch")
+"""What a line of the standard library's may say in its `extra`: which request it is about."""
+FORWARDED = {"streamfleet_worker": "", "opentelemetry": "WARNING"}
+"""Whose lines become ours, and from which level on; from that of all others where none is said."""
+
 
 class _Forwarder(logging.Handler):
     """Brings what is logged by the standard library alone, as an engine does, into the same lines."""
@@ -21,7 +26,9 @@ class _Forwarder(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         import structlog  # noqa: PLC0415 (an extra)
 
-        structlog.get_logger().log(record.levelno, record.getMessage())
+        # Without the words of an exception, which may quote a prompt: whoever logs says what may be said.
+        details = {name: record.__dict__[name] for name in ABOUT if name in record.__dict__}
+        structlog.get_logger().log(record.levelno, record.getMessage(), **details)
 
 
 class _StandardError:
@@ -78,6 +85,8 @@ def configure(log_format: str, level: str, **bound: str) -> None:
         logger_factory=structlog.WriteLoggerFactory(cast(TextIO, _StandardError())),
         cache_logger_on_first_use=True,
     )
-    engine = logging.getLogger("streamfleet_worker")
-    engine.handlers = [_Forwarder()]
-    engine.setLevel(level.upper())
+    for name, least in FORWARDED.items():
+        theirs = logging.getLogger(name)
+        theirs.handlers = [_Forwarder()]
+        theirs.setLevel(least or level.upper())
+        theirs.propagate = False  # or the root's handlers, where there are any, say it twice

@@ -129,7 +129,7 @@ def _pid(fleet: Fleet, supervisor: ChaosWorker | None, name: str) -> int:
     if supervisor is None:
         return next(worker.pid for worker in fleet.crew.workers if worker.name == name)
     lines = [json.loads(line) for line in supervisor.lines() if line.startswith("{")]
-    started = [line for line in lines if line["event"] == "worker started" and line["name"] == name]
+    started = [line for line in lines if line["event"] == "worker started" and line["worker"] == name]
     return int(started[0]["pid"])
 
 

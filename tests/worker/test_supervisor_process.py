@@ -66,7 +66,7 @@ class Fleet:
         return await asyncio.to_thread(self.process.wait, PATIENCE_S)
 
     def pid(self, name: str) -> int:
-        return next(int(line["pid"]) for line in self.lines("worker started") if line["name"] == name)
+        return next(int(line["pid"]) for line in self.lines("worker started") if line["worker"] == name)
 
 
 Launch = Callable[..., Fleet]
@@ -138,7 +138,7 @@ async def test_a_killed_worker_s_work_runs_elsewhere_at_once(broker: Broker, lau
     assert (end.state, end.attempt) == ("done", 2)
     assert end.worker != victim
     (handed_back,) = await fleet.said("work handed back")
-    assert (handed_back["name"], handed_back["requests"], handed_back["crashed"]) == (victim, 1, True)
+    assert (handed_back["worker"], handed_back["requests"], handed_back["crashed"]) == (victim, 1, True)
     assert victim not in [card.worker for card in await broker.cards()]
 
     (death,) = await fleet.said("worker ended")
@@ -146,7 +146,7 @@ async def test_a_killed_worker_s_work_runs_elsewhere_at_once(broker: Broker, lau
     assert 0 <= death["again_in_s"] <= 1
     again = (await fleet.said("worker started", 3))[2]
     assert again["number"] == death["number"]
-    assert again["name"] != victim
+    assert again["worker"] != victim
     await fleet.said("ready", 3)
     fleet.process.terminate()
     assert await fleet.ended() == 0

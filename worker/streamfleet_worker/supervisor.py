@@ -147,7 +147,7 @@ class Supervisor:
 
     def _begin(self, post: Post) -> Child:
         child = self._start_child(post.number, self._served)
-        log.info("worker started", number=post.number, name=child.name, pid=child.pid)
+        log.info("worker started", number=post.number, worker=child.name, pid=child.pid)
         attending = asyncio.create_task(self._attend(post, child))
         self._attended[attending] = child
         attending.add_done_callback(self._unattended)
@@ -156,7 +156,7 @@ class Supervisor:
     def _unattended(self, attending: asyncio.Task[None]) -> None:
         child = self._attended.pop(attending)
         if not attending.cancelled() and (error := attending.exception()) is not None:
-            log.critical("work not handed back: it waits for its lease", name=child.name, exc_info=error)
+            log.critical("work not handed back: it waits for its lease", worker=child.name, exc_info=error)
 
     def _served(self) -> None:
         self._crashes = 0
@@ -169,7 +169,7 @@ class Supervisor:
         handing_back = asyncio.create_task(self._give_to_others(child, crashed))
         how, reason = child.how(), await child.reason()
         if post.child is not child or self._stop.is_set():
-            log.info("worker ended", number=post.number, name=child.name, reason=reason, how=how)
+            log.info("worker ended", number=post.number, worker=child.name, reason=reason, how=how)
         elif status == WRONG_SETTINGS:
             self._give_up(f"a worker finds its settings wrong: {reason}", WRONG_SETTINGS)
         else:
@@ -188,12 +188,12 @@ class Supervisor:
             except BrokerUnavailable as error:
                 if self._clock() >= limit:
                     message = "work not handed back: it waits for its lease"
-                    log.error(message, name=child.name, error=str(error))
+                    log.error(message, worker=child.name, error=str(error))
                     return
                 await self._sleep(self._jitter(0.0, HAND_BACK_AGAIN_S))
             else:
                 if count:
-                    log.info("work handed back", name=child.name, requests=count, crashed=crashed)
+                    log.info("work handed back", worker=child.name, requests=count, crashed=crashed)
                 return
 
     def _vacant(self, post: Post, child: Child | None, reason: str, how: str) -> None:
@@ -207,7 +207,7 @@ class Supervisor:
         post.failures += 1
         name, again_in_s = child.name if child else None, round(pause_s, 3)
         log.warning(
-            "worker ended", number=post.number, name=name, reason=reason, how=how, again_in_s=again_in_s
+            "worker ended", number=post.number, worker=name, reason=reason, how=how, again_in_s=again_in_s
         )
         if self._crashes < self._max_crashes:
             self._errand(self._refill(post, pause_s))
@@ -269,7 +269,7 @@ class Supervisor:
         await self._sleep(limit_s)
         for child in self._attended.values() if children is None else children:
             if not child.ended:
-                log.error("worker killed: it did not drain in time", name=child.name)
+                log.error("worker killed: it did not drain in time", worker=child.name)
                 if self._stop.is_set():
                     self._status = self._status or 1
                 child.kill()

@@ -41,7 +41,7 @@ def main(settings: WorkerSettings, command: Sequence[str] = COMMAND) -> int:
     """Keep `settings.workers` processes of `command`; the exit status is the supervisor's, see its `run`."""
     supervision = Supervision.of(os.environ)
     name = f"{socket.gethostname()}:{os.getpid()}"
-    logs.configure(settings.log_format, settings.log_level, supervisor=name)
+    logs.configure(settings.log_format, settings.log_level, queue=settings.queue, supervisor=name)
     for variable, meant in misspelled(WorkerSettings, os.environ).items():
         log.warning("unknown setting", variable=variable, did_you_mean=meant)
     try:

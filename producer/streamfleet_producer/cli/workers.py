@@ -152,7 +152,7 @@ class Workers:
         """Take a line of the log in; gives what there is to say about it."""
         event = record["event"]
         if event == "worker started":
-            self._workers[record["name"]] = _Worker(record["number"])
+            self._workers[record["worker"]] = _Worker(record["number"])
         elif event == "worker ended":
             return self._ended(record)
         elif (worker := self._workers.get(record.get("worker", ""))) is not None and event == "listening":
@@ -170,7 +170,7 @@ class Workers:
         return []
 
     def _ended(self, record: dict[str, Any]) -> list[str]:
-        self._workers.pop(record["name"], None)
+        self._workers.pop(record["worker"], None)
         if "again_in_s" not in record:
             return []
         self.why_one_ended = record["reason"]

@@ -89,4 +89,3 @@ def configure(log_format: str, level: str, **bound: str) -> None:
         theirs = logging.getLogger(name)
         theirs.handlers = [_Forwarder()]
         theirs.setLevel(least or level.upper())
-        theirs.propagate = False  # or the root's handlers, where there are any, say it twice

@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Sample
@@ -71,13 +72,13 @@ class Stats:
             name: tuple(max(0, now - then) for now, then in zip(counts, before.histograms[name], strict=True))
             for name, counts in look.histograms.items()
         }
-        return WorkerStats(
-            window_s=round(look.at_s - before.at_s, 3),
+        values: dict[str, Any] = {
             **{name: max(0, count - before.counts[name]) for name, count in look.counts.items()},
             **{name: counts for name, counts in histograms.items() if any(counts)},
             **{name: round(_total(samples.get(series, ()))) for name, series in GAUGES.items()},
-            kv_usage=_share(samples.get(_KV, ())),
-        )
+        }
+        window_s = round(look.at_s - before.at_s, 3)
+        return WorkerStats(window_s=window_s, kv_usage=_share(samples.get(_KV, ())), **values)
 
 
 def _look(at_s: float, samples: Mapping[str, list[Sample]]) -> _Look:

@@ -34,6 +34,7 @@ from streamfleet_producer.cli.status import status
 from streamfleet_producer.cli.stream import stream
 from streamfleet_producer.cli.submit import submit
 from streamfleet_producer.cli.terminal import EXIT_CODES, Command, Group
+from streamfleet_producer.cli.top import top
 from streamfleet_producer.cli.up import up
 from streamfleet_producer.cli.usage import usage
 from streamfleet_producer.cli.worker import worker
@@ -71,7 +72,7 @@ for command in (
     *(demo, up, worker, gateway, exporter),
     *(stream, submit, result, status, explain, cancel),
     *(embed, classify, rerank, decide, call),
-    *(queues, usage, schema, acl),
+    *(queues, top, usage, schema, acl),
     *(pause, resume, drain, move),
     *(load, report),
 ):

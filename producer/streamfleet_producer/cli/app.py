@@ -16,6 +16,7 @@ from streamfleet_producer.cli.classify import classify
 from streamfleet_producer.cli.dead import dead
 from streamfleet_producer.cli.decide import decide
 from streamfleet_producer.cli.demo import demo
+from streamfleet_producer.cli.doctor import doctor
 from streamfleet_producer.cli.drain import drain
 from streamfleet_producer.cli.embed import embed
 from streamfleet_producer.cli.explain import explain
@@ -73,7 +74,7 @@ for command in (
     *(stream, submit, result, status, explain, cancel),
     *(embed, classify, rerank, decide, call),
     *(queues, top, usage, schema, acl),
-    *(pause, resume, drain, move),
+    *(pause, resume, drain, move, doctor),
     *(load, report),
 ):
     app.command(cls=Command, epilog=EXIT_CODES)(command)

@@ -20,6 +20,15 @@ MOST_NEIGHBOURS = 8
 MOST_ATTEMPTS = 10
 MOST_CHARS = 400
 """Of a text that comes from elsewhere: an error's message, a worker's name."""
+_SPENT = {
+    "queued": "waiting in line for a worker",
+    "tokenize": "turning its texts into tokens",
+    "wait": "waiting in its worker for a batch",
+    "prefill": "reading its prompt",
+    "decode": "writing its answer, token by token",
+    "device": "computing its batches",
+    "rest": "the way into its worker and out of it",
+}
 
 
 def story(flight: Flight, *, full: str = "█") -> list[str]:
@@ -81,10 +90,12 @@ def _time(phases: Sequence[Phase], full: str) -> list[str]:
     amounts = [phase.ms for phase in phases]
     if not sum(amounts):
         return []
-    lines = []
-    for phase, share, (first, length) in zip(phases, percentages(amounts), bars(amounts, BAR), strict=True):
+    shares = percentages(amounts)
+    most = max(range(len(phases)), key=lambda place: shares[place])
+    lines = _labelled("time", f"{shares[most]} % of it went into {_SPENT[phases[most].name]}.")
+    for phase, share, (first, length) in zip(phases, shares, bars(amounts, BAR), strict=True):
         bar = (" " * first + full * length).ljust(BAR)
-        lines.append(f"  {phase.name:<{LABEL - 2}}{bar} {duration(phase.ms):>10} {share:>4} %")
+        lines.append(f"  {phase.name:<{LABEL - 1}}{bar} {duration(phase.ms):>10} {share:>4} %")
     return lines
 
 

@@ -53,7 +53,7 @@ def cuts(name: str, title: str, shown: Sequence[tuple[Drawn, Latency]], scale: S
         f"{drawn.name}: " + ", ".join(f"{cut} {duration(ms)}" for cut, ms in latency.cuts.items())
         for drawn, latency in shown
     )
-    plot = Plot(name, f"{title}: percentiles", told, (SMALL_WIDTH, height), left=36)
+    plot = Plot(name, f"{title}: percentiles", told, (SMALL_WIDTH, height), left=40)
     _latency_axis(plot, scale)
     for number_, (cut, share) in enumerate(CUTS):
         top = plot.y1 + number_ * row
@@ -87,7 +87,7 @@ def distribution(name: str, title: str, shown: Sequence[tuple[Drawn, Latency]], 
         f"{duration(latency.cut(0.95))}, of {len(latency.ordered_ms):,}"
         for drawn, latency in shown
     )
-    plot = Plot(name, f"{title}: cumulative distribution", told, (SMALL_WIDTH, height), left=36)
+    plot = Plot(name, f"{title}: cumulative distribution", told, (SMALL_WIDTH, height), left=40)
     _latency_axis(plot, scale)
     plot.y_axis([(share / 100, f"{share}%") for share in (0, 25, 50, 75, 100)])
     for drawn, latency in shown:

@@ -9,8 +9,8 @@ from xml.etree.ElementTree import Element
 MARKERS = ("circle", "square", "diamond", "triangle", "ring", "cross")
 """A series is told by its shape also, for who cannot tell its colour."""
 DASHES = ("", "7 3", "2 3", "9 3 2 3", "4 2", "1 2")
-CHAR_PX = 6.3
-"""A character at the plots' size of type, about."""
+CHAR_PX = 6.9
+"""A character at the size of the plots, of a font that is rather wide."""
 # XML has no place for them, not even escaped.
 _FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff\ufffe\uffff]")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field, ValidationError
 
 from streamfleet_common.errors import InvalidRequest
 from streamfleet_common.message import SEQUENCE, Message, problems
@@ -91,7 +91,7 @@ class SampleLine(Message):
 
 
 Line = Head | RequestLine | SampleLine
-_LINE: TypeAdapter[Line] = TypeAdapter(Annotated[Line, Field(discriminator="type")])
+_TYPES: dict[str, type[Line]] = {"head": Head, "request": RequestLine, "sample": SampleLine}
 
 
 def encode(line: Line) -> bytes:
@@ -113,12 +113,12 @@ def decode(data: bytes) -> Line:
         told = json.loads(data)
     except (ValueError, RecursionError):
         raise InvalidRequest("it is no JSON") from None
-    if not isinstance(told, dict) or told.get("type") not in ("head", "request", "sample"):
+    if not isinstance(told, dict) or told.get("type") not in (*_TYPES,):
         raise InvalidRequest('it is no object whose "type" is "head", "request" or "sample"')
     if told["type"] == "head" and told.get("version") != VERSION:
         raise InvalidRequest(f'its "version" is not {VERSION}: this program knows no other')
     try:
-        line = _LINE.validate_python(told)
+        line = _TYPES[told["type"]].model_validate(told)
     except ValidationError as error:
         faults = problems(error)
         raise InvalidRequest("; ".join(faults), problems=faults) from None

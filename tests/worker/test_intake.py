@@ -14,7 +14,8 @@ from streamfleet_common.deliveries import Delivery, Entry
 from streamfleet_common.one_shot import CallRequest, RerankRequest
 from streamfleet_common.schemas import Envelope, Request
 from streamfleet_common.submissions import Submission
-from streamfleet_worker.engine.base import Arrival, Finished, Key, Output, Parts
+from streamfleet_worker.engine.base import Arrival, Finished, Key, Output, Parts, Room, Step, Tokens
+from streamfleet_worker.engine_thread import Report
 from streamfleet_worker.intake import Intake
 from streamfleet_worker.metrics import Metrics
 
@@ -49,6 +50,9 @@ class Door:
     def hold(self, delivery: Delivery, **_: Any) -> None:
         self.held += 1
 
+    def prepared(self, keys: Any) -> None:
+        assert len(keys) <= self.held
+
     def take(self, outputs: list[Output]) -> None:
         self.outputs += outputs
 
@@ -62,6 +66,14 @@ def delivery(number: int, request: Request | None = None, tenant: str = "default
 def made(items: int = 1) -> tuple[Intake, Door, Metrics, Clock]:
     door, metrics, clock = Door(items), Metrics("q", "0"), Clock()
     return Intake(cast(Any, door), cast(Any, door), metrics, clock), door, metrics, clock
+
+
+def report(*outputs: Output, ended_at: float = 0.0) -> Report:
+    return Report(Step([*outputs]), 0.01, Room(0, 0, 0), ended_at)
+
+
+def token(key: Key, index: int = 0, count: int = 1) -> Output:
+    return Output(key, Tokens(index, [7] * count, ["x"] * count))
 
 
 async def test_ages_and_deadlines_are_on_the_engines_clock() -> None:
@@ -86,13 +98,41 @@ async def test_the_first_part_is_the_first_output_and_no_other() -> None:
     await intake.take([delivery(1)])
     (key,) = door.arrivals
     clock.now += 0.5
-    intake.stepped([Output(key, Parts([1])), Output(key, Parts([2]))])
+    intake.stepped(report(Output(key, Parts([1])), Output(key, Parts([2]))))
     clock.now += 0.5
-    intake.stepped([Output(key, Parts([3])), Output(key, Finished("done"))])
+    intake.stepped(report(Output(key, Parts([3])), Output(key, Finished("done"))))
     name = "streamfleet_time_to_first_token_seconds"
     assert metrics.registry.get_sample_value(f"{name}_count", {"queue": "q"}) == 1
     assert metrics.registry.get_sample_value(f"{name}_sum", {"queue": "q"}) == 1.25
     assert intake.admitted == 0
+    intake.close()
+
+
+async def test_gaps_are_those_between_tokens_of_one_choice_by_the_steps_that_made_them() -> None:
+    intake, door, metrics, clock = made()
+    await intake.take([delivery(1), delivery(2)])
+    one, other = door.arrivals
+    # The loop hears of all steps at once, and late: what counts is when each was over.
+    clock.now += 5.0
+    intake.stepped(report(token(one), token(one, 1), ended_at=10.0))
+    intake.stepped(report(token(one), token(other), ended_at=10.03))  # 30 ms, for one
+    intake.stepped(report(token(one), token(one, 1), token(other), ended_at=10.04))  # 10, 40 and 10 ms
+    intake.stepped(report(ended_at=11.0))
+    # 2 s and twice nothing; the rest of a text is no token.
+    intake.stepped(report(token(one, count=3), Output(other, Tokens(0, [], ["rest"])), ended_at=12.04))
+    intake.stepped(report(Output(one, Finished("done")), token(("gone", 1)), ended_at=13.0))
+    name = "streamfleet_inter_token_latency_seconds"
+
+    def found(suffix: str, **labels: str) -> float:
+        value = metrics.registry.get_sample_value(f"{name}_{suffix}", {"queue": "q", **labels})
+        assert value is not None
+        return value
+
+    assert found("count") == 7
+    assert found("sum") == pytest.approx(0.03 + 0.01 + 0.04 + 0.01 + 2.0)
+    assert [found("bucket", le=le) for le in ("0.0001", "0.005", "0.025", "0.05", "1.0", "2.5")] == [
+        2, 2, 4, 6, 6, 7,
+    ]  # fmt: skip
     intake.close()
 
 
@@ -103,7 +143,7 @@ async def test_room_is_the_window_in_requests_like_the_last_ones() -> None:
     # 5 rows of 12 are taken; a call is thought to be one row before it is here.
     assert intake.room() == 7
     (key,) = door.arrivals
-    intake.stepped([Output(key, Finished("done"))])
+    intake.stepped(report(Output(key, Finished("done"))))
     assert intake.room() == 12
     intake.close()
 

@@ -78,6 +78,23 @@ async def test_what_is_held_is_renewed_and_what_is_lost_is_told_by_its_epoch() -
     assert holder.broker.asked[2:] == [["a"]], "what is lost is not asked for again"
 
 
+async def test_leases_have_run_out_once_the_last_good_renewal_began_one_ago() -> None:
+    holder = Holder(lease_s=15.0)
+    told: list[bool] = []
+    holder.leases._lost = lambda _: told.append(holder.leases.ran_out)
+    holder.now = 14.0
+    holder.broker.lost = {"b"}
+    await holder.leases.renew()
+    holder.now = 28.0
+    assert not holder.leases.ran_out
+    await holder.leases.renew()
+    holder.now = 43.0
+    assert holder.leases.ran_out
+    await holder.leases.renew()
+    assert told == [False, False, True], "while it is told what is lost, too"
+    assert not holder.leases.ran_out
+
+
 async def test_with_nothing_to_keep_it_still_asks_whether_to_drain() -> None:
     holder = Holder()
     holder.held = []

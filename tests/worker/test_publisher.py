@@ -97,6 +97,7 @@ class Desk:
         self.forgotten: list[Key] = []
         self.freed = 0
         self.memory = {"weights": 100}
+        self.leases_ran_out = False
         self.metrics = Metrics("q", "0")
         self.publisher = Publisher(
             cast(Broker, broker),
@@ -104,6 +105,7 @@ class Desk:
             forget=self.forgotten.extend,
             freed=self._freed,
             memory=lambda: self.memory,
+            ran_out=lambda: self.leases_ran_out,
         )
         self.task = asyncio.create_task(self.publisher.run(IDENTITY))
 
@@ -271,6 +273,20 @@ async def test_lost_and_finished_in_one_step_it_writes_no_end(broker: StubBroker
     await desk.publisher.wait_empty()
     assert broker.finishes == []
     assert desk.forgotten == [key]
+
+
+async def test_what_is_lost_is_a_lost_lease_only_if_the_leases_have_run_out(
+    broker: StubBroker, desk: Desk
+) -> None:
+    desk.publisher.lose([desk.hold("cancelled")])
+    assert desk.metric("leases_lost_total") == 0
+    desk.leases_ran_out = True
+    broker.fenced.add("a")
+    desk.take((desk.hold("a"), tokens("x")))
+    await desk.publisher.wait_empty()
+    kept = desk.hold("b")
+    desk.publisher.lose([("a", 1), kept])
+    assert desk.metric("leases_lost_total") == 2, "each once, whoever hears of it first"
 
 
 async def test_an_end_that_was_refused_is_no_success(broker: StubBroker, desk: Desk) -> None:

@@ -159,7 +159,7 @@ async def test_readiness_follows_redis(hire: Hire) -> None:
         await eventually(lambda: hired.worker._consumer._unsure, "a failed read")
         late_s = STALE_S + 1
         assert (vitals.unready() or "").startswith("no work could be read for 1")
-        assert hired.metric("seconds_since_last_poll") > STALE_S
+        assert hired.metric("seconds_since_last_poll", worker="0") > STALE_S
         server.restart()
         await eventually(lambda: vitals.unready() is None, "readiness")
         await eventually(lambda: hired.metric("broker_reconnects_total") >= 1, "the news of it")

@@ -31,6 +31,8 @@ class Report:
     step: Step
     seconds: float
     room: Room
+    ended_at: float
+    """When it was over, on a clock of the engine's thread that only differences mean anything of."""
 
 
 class EngineThread:
@@ -58,6 +60,8 @@ class EngineThread:
         self._ready: asyncio.Future[Engine] = self._loop.create_future()
         self._engine: Engine | None = None
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self.first_room: Room | None = None
+        """What the engine could take when it was built."""
         self.steps = 0
         """Steps taken; that it moves while there is work is the proof of life."""
         self.stepping = False
@@ -128,6 +132,7 @@ class EngineThread:
         try:
             engine = self._build()
             engine.listen(self._notify)
+            self.first_room = engine.room()
         except BaseException as error:  # noqa: BLE001 (whatever it is, it belongs to whoever started us)
             self._call(self._settle, error)
             return
@@ -165,7 +170,7 @@ class EngineThread:
         seconds = time.perf_counter() - began
         self.stepping = False
         self.steps += 1
-        self._outbox.append(Report(step, seconds, engine.room()))
+        self._outbox.append(Report(step, seconds, engine.room(), began + seconds))
         # With more than one, the loop has been called already and will find this one too.
         if len(self._outbox) == 1:
             self._call(self._deliver)

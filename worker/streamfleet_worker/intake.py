@@ -8,7 +8,7 @@ import time
 import traceback
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import structlog
@@ -18,9 +18,9 @@ from streamfleet_common.decisions import DecideRequest
 from streamfleet_common.deliveries import Delivery
 from streamfleet_common.errors import GenerationFailed, StreamfleetError
 from streamfleet_common.one_shot import CallRequest, RerankRequest
-from streamfleet_common.schemas import Envelope, GenerateRequest
+from streamfleet_common.schemas import Envelope, GenerateRequest, Prefill
 from streamfleet_worker.engine.base import Arrival, Finished, Key, Output, Parts, Tokens
-from streamfleet_worker.engine_thread import EngineThread
+from streamfleet_worker.engine_thread import EngineThread, Report
 from streamfleet_worker.metrics import Metrics
 from streamfleet_worker.publisher import Publisher
 
@@ -44,6 +44,8 @@ class Admitted:
     rows: int
     accepted_at: float | None
     """None once it has its first token."""
+    last_at: dict[int, float] = field(default_factory=dict)
+    """When each of its choices had its last token, on the clock of the engine's steps."""
 
 
 class Intake:
@@ -98,12 +100,11 @@ class Intake:
         """Put deliveries into the engine; what cannot be run is answered with its error."""
         now = self._clock()
         wanted: list[tuple[Delivery, Envelope]] = []
-        for delivery in deliveries:
-            if self._publisher.answers_for(delivery.key):
-                # The server came back without its last second, and gave it out again under the same number:
-                # what runs goes on, and its events are counted on.
-                continue
-            self._metrics.delivered(delivery)
+        # The server may come back without its last second, and give one out again under the same number: what
+        # runs goes on, and its events are counted on.
+        new = [delivery for delivery in deliveries if not self._publisher.answers_for(delivery.key)]
+        self._metrics.delivered(new)
+        for delivery in new:
             try:
                 envelope = codec.decode_envelope(delivery.entry.payload)
             except StreamfleetError as error:
@@ -144,17 +145,28 @@ class Intake:
         if arrivals:
             self._engine_thread.add(arrivals)
 
-    def stepped(self, outputs: list[Output]) -> None:
-        """Note which requests have their first token, and which have left the engine."""
+    def stepped(self, report: Report) -> None:
+        """Note which requests have their first token or further ones, and which have left the engine."""
         now = self._clock()
-        for output in outputs:
-            if isinstance(output.event, Finished):
+        waits_s: list[float] = []
+        gaps: dict[float, int] = {}  # how many tokens came after others of such a step
+        for output in report.step.outputs:
+            event = output.event
+            if isinstance(event, Finished):
                 self._leave(output.key)
-            elif isinstance(output.event, Tokens | Parts):
-                admitted = self._admitted.get(output.key)
-                if admitted is not None and admitted.accepted_at is not None:
-                    self._metrics.ttft.observe(max(0.0, now - admitted.accepted_at))
-                    admitted.accepted_at = None
+                continue
+            admitted = self._admitted.get(output.key)
+            if admitted is None or isinstance(event, Prefill):
+                continue
+            if admitted.accepted_at is not None:
+                waits_s.append(max(0.0, now - admitted.accepted_at))
+                admitted.accepted_at = None
+            if isinstance(event, Tokens):
+                _follow(admitted, event, report.ended_at, gaps)
+        if waits_s:
+            self._metrics.first_tokens(waits_s)
+        for before, count in gaps.items():
+            self._metrics.more_tokens(report.ended_at - before, count)
 
     def drop(self, keys: list[Key]) -> None:
         """Have the engine forget these requests."""
@@ -189,6 +201,20 @@ class Intake:
                 message = f"the worker cannot prepare this request ({kind}): its log names the place"
                 prepared.append(GenerationFailed(message))
         return prepared
+
+
+def _follow(admitted: Admitted, tokens: Tokens, at: float, gaps: dict[float, int]) -> None:
+    """Add to the gaps what a choice's new tokens came after: the first of them its last one, the others that."""
+    count = len(tokens.token_ids)
+    if not count:
+        return  # the rest of a text
+    last_at = admitted.last_at
+    before = last_at.get(tokens.index)
+    last_at[tokens.index] = at
+    if before is not None:
+        gaps[before] = gaps.get(before, 0) + 1
+    if count > 1:
+        gaps[at] = gaps.get(at, 0) + count - 1
 
 
 def _copied(envelope: Envelope) -> int:

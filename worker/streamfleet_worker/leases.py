@@ -50,13 +50,19 @@ class Leases:
         self._owner = owner
         self._period_s = min(MAX_RENEW_S, lease_s / 8)
         self._limit_s = lease_s / 3
+        self._lease_s = lease_s
         self._held = held
         self._moving = moving
         self._lost = lost
         self._drain = drain
         self._clock = clock
         self.renewed_at = clock()
-        """When a renewal was last answered."""
+        """When the last renewal that was answered had begun."""
+
+    @property
+    def ran_out(self) -> bool:
+        """Whether the leases may have run out: no renewal has succeeded for as long as they last."""
+        return self._clock() - self.renewed_at >= self._lease_s
 
     async def keep(self) -> None:
         """Renew until cancelled.
@@ -82,11 +88,11 @@ class Leases:
         Raises:
             BrokerUnavailable: Redis cannot be reached.
         """
-        held = self._held()
+        held, began_at = self._held(), self._clock()
         renewal = await self._broker.renew(self._owner, held)
-        self.renewed_at = self._clock()
         lost = [delivery.key for delivery, ours in zip(held, renewal.ours, strict=True) if not ours]
         if lost:
             self._lost(lost)
+        self.renewed_at = began_at
         if renewal.drain:
             self._drain()

@@ -1,294 +1,302 @@
-"""What a worker tells Prometheus. Names end as vLLM's do where the meaning is the same."""
+"""What a worker tells Prometheus, and what makes it move. The series themselves are in `series.py`.
+
+Values come by the batch, and are read at the scrape: a request costs well under a microsecond so.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Info
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
+from prometheus_client import CollectorRegistry
 
 from streamfleet_common.deliveries import Delivery, NotStarted, Swept
-from streamfleet_common.depth import Depth
-from streamfleet_common.schemas import End
-from streamfleet_worker.engine.base import LAUNCH_REASONS, EngineInfo
+from streamfleet_common.schemas import End, Usage
+from streamfleet_worker.engine.base import LAUNCH_REASONS, EngineInfo, Room
 from streamfleet_worker.engine_thread import Report
+from streamfleet_worker.family import Family, Kind
 from streamfleet_worker.histogram import Histogram
-
-FINISH_REASONS = ("eos", "stop", "length")
-ERROR_TYPES = (
-    "cancelled",
-    "deadline_exceeded",
-    "generation_failed",
-    "invalid_request",
-    "model_not_found",
-    "too_long",
-    "undecodable",
-    "unsupported",
+from streamfleet_worker.series import (
+    COUNTERS,
+    ENGINE_COUNTERS,
+    ERROR_TYPES,
+    FINISH_REASONS,
+    HISTOGRAMS,
+    MILLISECONDS,
+    OTHER,
+    SWEPT,
 )
-ENGINE_COUNTS = {
-    "tokenization_cache_queries": "Texts that were looked for in the tokenization cache.",
-    "tokenization_cache_hits": "Those of them that were there.",
-    "answer_cache_queries": "Items that were looked for in the answer cache.",
-    "answer_cache_hits": "Those of them that were there.",
-    "coalesced_items": "Items that shared the computation of an equal one.",
-}
-# From a millisecond to the hours that a bulk queue may hold a request.
-_WAITS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 7200)
-_STEPS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10)
-_LENGTHS = (1, 4, 16, 64, 256, 1024, 2048, 4096, 8192, 16384, 32768)
-_SHARES = (0, 0.01, 0.025, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1)
-_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
-
-class QueueDepth(Collector):
-    """Reads the queue's depth at scrape time; what cannot be read is absent, never 0."""
-
-    def __init__(self, queue: str, read: Callable[[], Depth | None]) -> None:
-        self._queue = queue
-        self._read = read
-
-    def collect(self) -> Iterator[Metric]:
-        depth = self._read()
-        if depth is None:
-            return
-        by_state = GaugeMetricFamily(
-            "streamfleet_queue_depth",
-            "Accepted and unfinished requests of the queue.",
-            labels=["queue", "state"],
-        )
-        by_state.add_metric([self._queue, "queued"], depth.queued)
-        by_state.add_metric([self._queue, "running"], depth.running)
-        yield by_state
-        limit = GaugeMetricFamily(
-            "streamfleet_queue_max_depth",
-            "Accepted and unfinished requests at which the queue refuses more.",
-            labels=["queue"],
-        )
-        limit.add_metric([self._queue], depth.limit)
-        yield limit
-        # Read too, not counted: a supervisor, which has no metrics, may be who finds that a request kills.
-        dead = GaugeMetricFamily(
-            "streamfleet_queue_dead_letters",
-            "Dead letters that the queue keeps.",
-            labels=["queue"],
-        )
-        dead.add_metric([self._queue], depth.dead)
-        yield dead
-
-    def describe(self) -> Iterator[Metric]:
-        # Without it the registry would read Redis while the worker is being built.
-        return iter(())
-
-
-class EngineMemory(Collector):
-    """Reads what the engine takes of the memory, at scrape time."""
-
-    def __init__(self, queue: str, read: Callable[[], Mapping[str, int]]) -> None:
-        self._queue = queue
-        self._read = read
-
-    def collect(self) -> Iterator[Metric]:
-        taken = GaugeMetricFamily(
-            "streamfleet_memory_bytes", "Memory that the engine takes, by use.", labels=["queue", "use"]
-        )
-        for use, size in self._read().items():
-            taken.add_metric([self._queue, use], size)
-        yield taken
-
-    def describe(self) -> Iterator[Metric]:
-        return iter(())
-
-
-class EngineCounts(Collector):
-    """Reads what the engine's caches have counted, at scrape time."""
-
-    def __init__(self, queue: str, read: Callable[[], Mapping[str, int]]) -> None:
-        self._queue = queue
-        self._read = read
-
-    def collect(self) -> Iterator[Metric]:
-        counts = self._read()
-        for name, text in ENGINE_COUNTS.items():
-            family = CounterMetricFamily(f"streamfleet_{name}", text, labels=["queue"])
-            family.add_metric([self._queue], counts.get(name, 0))
-            yield family
-
-    def describe(self) -> Iterator[Metric]:
-        return iter(())
+ALONE = "0"
+"""The slot of a worker that no supervisor keeps."""
 
 
 class Metrics:
-    """One worker's metrics in a registry of their own; every series exists from the start."""
+    """One worker's metrics in a registry of their own. Events come from one thread; scrapes from any.
 
-    def __init__(self, queue: str, version: str) -> None:
+    Counters and histograms of several workers are to be summed, so they have no label `worker`; gauges have it.
+
+    Args:
+        queue: what the worker serves.
+        version: of this package.
+        slot: which of its supervisor's workers this is.
+    """
+
+    def __init__(self, queue: str, version: str, slot: str = ALONE) -> None:
         self.registry = CollectorRegistry()
-        self._version = version
-
-        def gauge(name: str, text: str) -> Gauge:
-            return Gauge(f"streamfleet_{name}", text, ["queue"], registry=self.registry).labels(queue)
-
-        def counter(name: str, text: str) -> Counter:
-            return Counter(f"streamfleet_{name}", text, ["queue"], registry=self.registry).labels(queue)
-
-        def counters(name: str, text: str, label: str, values: tuple[str, ...]) -> dict[str, Counter]:
-            family = Counter(f"streamfleet_{name}", text, ["queue", label], registry=self.registry)
-            # What another version calls otherwise must not make a new series.
-            return {value: family.labels(queue, value) for value in (*values, "other")}
-
-        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-            return Histogram(f"streamfleet_{name}", text, queue, buckets, self.registry)
-
-        self.running = gauge("num_requests_running", "Rows of the batch: answers that run.")
-        self.waiting = gauge("num_requests_waiting", "Answers pulled, but not yet in the batch.")
-        self.since_poll = gauge("seconds_since_last_poll", "Age of the last completed look for work.")
-        self.batch_size = histogram(
-            "batch_size", "Rows that decode in one pass, or items of a micro-batch.", _SIZES
-        )
-        self.batch_tokens = histogram(
-            "batch_tokens",
-            "Tokens a batch begins with: of a micro-batch those that fill rows up too, of running rows what "
-            "newcomers have to be computed and one for each other row.",
-            _LENGTHS,
-        )
-        self.batch_padding = histogram(
-            "batch_padding_ratio", "Share of a batch's tokens that only fills rows up.", _SHARES
-        )
-        launches = Counter(
-            "streamfleet_batch_launch",
-            "Batches launched, or newcomers let into the running one, by why that was just then.",
-            ["queue", "reason"],
-            registry=self.registry,
-        )
-        self._launches = {reason: launches.labels(queue, reason) for reason in LAUNCH_REASONS}
-        self.step = histogram("engine_step_seconds", "Time of one engine step.", _STEPS)
-        self.prompt_tokens = counter("prompt_tokens", "Prompt tokens computed.")
-        self.generation_tokens = counter("generation_tokens", "Tokens generated.")
-        self.prefix_queries = counter("prefix_cache_queries", "Prompt tokens looked for in the prefix cache.")
-        self.prefix_hits = counter("prefix_cache_hits", "Prompt tokens found in the prefix cache.")
-        self.padded_tokens = counter(
-            "padded_tokens", "Tokens of micro-batches, those that fill rows up included."
-        )
-        self.truncated = counter("truncated", "Texts, pairs and states that were cut, as was asked.")
-        self.cut_tokens = counter("cut_tokens", "Tokens that were cut from them.")
-        self.device = histogram("device_seconds", "Computing time of one micro-batch.", _STEPS)
-        self.tokenize = histogram("tokenize_seconds", "Turning a request's texts into tokens.", _STEPS)
-        self.queue_time = histogram(
-            "request_queue_time_seconds", "From acceptance to a worker, on the server's clock.", _WAITS
-        )
-        self.ttft = histogram("time_to_first_token_seconds", "From acceptance to the first token.", _WAITS)
-        self.prefill_time = histogram(
-            "request_prefill_time_seconds", "From the first forward pass to the first token.", _WAITS
-        )
-        self.decode_time = histogram(
-            "request_decode_time_seconds", "From the first token to the last.", _WAITS
-        )
-        self.time_per_token = histogram(
-            "request_time_per_output_token_seconds", "Decode time a token, after the first.", _STEPS
-        )
-        self.e2e = histogram("e2e_request_latency_seconds", "From acceptance to the end.", _WAITS)
-        self.request_prompt_tokens = histogram("request_prompt_tokens", "Prompt tokens a request.", _LENGTHS)
-        self.request_generation_tokens = histogram(
-            "request_generation_tokens", "Generated tokens a request.", _LENGTHS
-        )
-        self._success = counters("request_success", "Requests answered.", "finished_reason", FINISH_REASONS)
-        self._failure = counters(
-            "request_failure", "Requests that ended without an answer.", "error_type", ERROR_TYPES
-        )
-        self.redeliveries = counter("redeliveries", "Requests that another worker had started before.")
-        self.fenced = counter("fenced_writes", "Writes refused: no longer ours.")
-        self.dead_letters = counter("dead_letters", "Entries that no record knows, put aside.")
-        self._swept = counters(
-            "swept",
-            "Requests that this worker's sweeps put back or ended.",
-            "outcome",
-            ("expired", "requeued", "failed", "dead", "stray"),
-        )
-        self.reconnects = counter("broker_reconnects", "How often Redis came back after a failure.")
+        self._queue = {"queue": queue}
+        self._gauge_labels = {"queue": queue, "worker": slot}
+        self._identity = {"version": version}
+        self._room: Room | None = None
+        self._counts = dict.fromkeys(COUNTERS, 0)
+        self._launches: dict[str, int] = dict.fromkeys(LAUNCH_REASONS, 0)
+        self._success = dict.fromkeys((*FINISH_REASONS, OTHER), 0)
+        self._failure = dict.fromkeys((*ERROR_TYPES, OTHER), 0)
+        self._swept = dict.fromkeys(SWEPT, 0)
+        self._histograms = {
+            name: Histogram(
+                f"streamfleet_{name}",
+                text,
+                queue,
+                buckets,
+                self.registry,
+                parts=1000 if name in MILLISECONDS else 1,
+            )
+            for name, (text, buckets) in HISTOGRAMS.items()
+        }
         self._has_succeeded = False
         self.first_success: Callable[[], None] = lambda: None
         """Called once, when a request has been answered."""
-        self._build = Info("streamfleet_build", "What this worker is.", registry=self.registry)
-        self._build.info({"version": version})
+        self._register_counters()
+        self._register_gauges()
 
-    def built(self, info: EngineInfo) -> None:
-        """Tell what the engine serves, once that is known."""
-        self._build.info(
-            {
-                "version": self._version,
-                "model": info.model,
-                "revision": info.revision,
-                "device": info.device,
-                "precision": info.precision,
-            }
+    def _family(
+        self,
+        kind: Kind,
+        name: str,
+        text: str,
+        read: Callable[[], Mapping[str, object]],
+        label: str | None = None,
+    ) -> None:
+        shared = self._queue if kind == "counter" else self._gauge_labels
+        Family(kind, name, text, shared, label, read, self.registry)
+
+    def _register_counters(self) -> None:
+        for name, text in COUNTERS.items():
+            self._family("counter", name, text, lambda name=name: {"": self._counts[name]})  # type: ignore[misc]
+        for name, text, counts, label in (
+            (
+                "batch_launch",
+                "Batches launched, or newcomers let into the running one, by why that was just then.",
+                self._launches,
+                "reason",
+            ),
+            ("request_success", "Requests answered.", self._success, "finished_reason"),
+            ("request_failure", "Requests that ended without an answer.", self._failure, "error_type"),
+            ("swept", "Requests that this worker's sweeps put back or ended.", self._swept, "outcome"),
+        ):
+            self._family("counter", name, text, counts.copy, label)
+
+    def _register_gauges(self) -> None:
+        began_at = time.time()
+        self._family(
+            "gauge",
+            "process_start_time_seconds",
+            "When this worker began, as Unix time.",
+            lambda: {"": began_at},
         )
+        self._family(
+            "gauge",
+            "num_requests_running",
+            "Rows of the batch: answers that run.",
+            lambda: {"": self._room.running if self._room else 0},
+        )
+        self._family(
+            "gauge",
+            "num_requests_waiting",
+            "Answers pulled, but not yet in the batch.",
+            lambda: {"": self._room.waiting if self._room else 0},
+        )
+        self._family(
+            "gauge",
+            "kv_cache_usage_ratio",
+            "Share of the cache for keys and values that is reserved for what runs.",
+            self._cache_used,
+        )
+        self._family("info", "build", "What this worker is.", lambda: self._identity)
 
-    def delivered(self, delivery: Delivery) -> None:
-        """Count a request taken from the queue."""
-        self.queue_time.observe((delivery.now_ms - delivery.accepted_at_ms) / 1000)
-        if delivery.attempts > 1:
-            self.redeliveries.inc()
+    def _cache_used(self) -> dict[str, float]:
+        used = self._room and self._room.cache_used
+        return {} if used is None else {"": used}
+
+    def read(
+        self,
+        *,
+        since_poll_s: Callable[[], float],
+        memory: Callable[[], Mapping[str, int]],
+        counts: Callable[[], Mapping[str, int]],
+    ) -> None:
+        """Show what other parts of the worker know; each is called at every scrape, from any thread."""
+        self._family(
+            "gauge",
+            "seconds_since_last_poll",
+            "Age of the last completed look for work.",
+            lambda: {"": since_poll_s()},
+        )
+        self._family("gauge", "model_memory_bytes", "Memory that the engine takes.", memory, "kind")
+        for name, text in ENGINE_COUNTERS.items():
+            self._family("counter", name, text, lambda name=name: {"": counts().get(name, 0)})  # type: ignore[misc]
+
+    # --- events
+
+    def built(self, info: EngineInfo, room: Room | None = None) -> None:
+        """Tell what the engine serves, once that is known."""
+        self._room = room
+        self._identity = {
+            **self._identity,
+            "model": info.model,
+            "revision": info.revision,
+            "device": info.device,
+            "precision": info.precision,
+        }
+
+    def delivered(self, deliveries: Sequence[Delivery]) -> None:
+        """Count requests taken from the queue."""
+        self._histograms["request_queue_time_seconds"].observe_all(
+            [(delivery.now_ms - delivery.accepted_at_ms) / 1000 for delivery in deliveries]
+        )
+        again = sum([delivery.attempts > 1 for delivery in deliveries])
+        self._counts["redeliveries"] += again
 
     def skipped(self, reason: NotStarted) -> None:
         """Count an entry that was read and not started."""
         if reason == "stray":
-            self.dead_letters.inc()
+            self._counts["dead_letters"] += 1
         elif reason == "expired":
-            self._failure["deadline_exceeded"].inc()
+            self._failure["deadline_exceeded"] += 1
 
     def swept(self, swept: Swept) -> None:
         """Count what a sweep did."""
-        for outcome in ("expired", "requeued", "failed", "dead", "stray"):
-            self._swept[outcome].inc(getattr(swept, outcome))
+        for outcome in SWEPT:
+            self._swept[outcome] += getattr(swept, outcome)
+
+    def reconnected(self) -> None:
+        """Count that Redis is back."""
+        self._counts["broker_reconnects"] += 1
+
+    def fenced(self, count: int) -> None:
+        """Count writes that were refused."""
+        self._counts["fenced_writes"] += count
+
+    def leases_lost(self, count: int) -> None:
+        """Count requests that were taken away."""
+        self._counts["leases_lost"] += count
+
+    def first_tokens(self, waits_s: Sequence[float]) -> None:
+        """Count requests that have their first token, so long after they were accepted."""
+        self._histograms["time_to_first_token_seconds"].observe_all(waits_s)
+
+    def more_tokens(self, gap_s: float, count: int) -> None:
+        """Count tokens that came so long after the ones before them."""
+        self._histograms["inter_token_latency_seconds"].observe(gap_s, count)
 
     def stepped(self, report: Report) -> None:
         """Count one step of the engine."""
-        step = report.step
-        self.step.observe(report.seconds)
-        self.running.set(report.room.running)
-        self.waiting.set(report.room.waiting)
+        step, counts, histograms = report.step, self._counts, self._histograms
+        histograms["engine_step_seconds"].observe(report.seconds)
+        self._room = report.room
         if step.rows:
-            self.batch_size.observe(step.rows)
+            histograms["batch_size"].observe(step.rows)
         for launch in step.launches:
-            self._launches[launch.reason].inc()
+            self._launches[launch.reason] += 1
             if launch.tokens:  # a handler's inputs have none
-                self.batch_tokens.observe(launch.tokens)
-                self.batch_padding.observe(launch.padded_ratio)
-        self.prompt_tokens.inc(step.prompt_tokens)
-        self.generation_tokens.inc(step.generated_tokens)
+                histograms["batch_tokens"].observe(launch.tokens)
+                histograms["batch_padding_ratio"].observe(launch.padded_ratio)
+        counts["prompt_tokens"] += step.prompt_tokens
+        counts["generation_tokens"] += step.generated_tokens
         if step.padded_tokens:
-            self.padded_tokens.inc(step.padded_tokens)
+            counts["padded_tokens"] += step.padded_tokens
         if step.device_s:
-            self.device.observe(step.device_s)
+            histograms["device_seconds"].observe(step.device_s)
         if step.asked_tokens:
-            self.prefix_queries.inc(step.asked_tokens)
-            self.prefix_hits.inc(step.cached_tokens)
+            counts["prefix_cache_queries"] += step.asked_tokens
+            counts["prefix_cache_hits"] += step.cached_tokens
 
-    def ended(self, delivery: Delivery, end: End, held_s: float) -> None:
-        """Count a request that this worker has ended, `held_s` after it was taken from the queue."""
-        self.e2e.observe((delivery.now_ms - delivery.accepted_at_ms) / 1000 + held_s)
-        if end.error is not None:
-            kind = end.error.code
-            self._failure[kind if kind in self._failure else "other"].inc()
+    def idle(self) -> None:
+        """Nothing runs any more, though no step has said so."""
+        if (room := self._room) is not None:
+            self._room = Room(room.rows, 0, 0, None if room.cache_used is None else 0.0)
+
+    def ended(self, ends: Sequence[End], latencies_s: Sequence[float]) -> None:
+        """Count requests that this worker has ended, and how long after its acceptance each of them."""
+        self._histograms["e2e_request_latency_seconds"].observe_all(latencies_s)
+        texts = [end for end in ends if end.choices and end.error is None]
+        if texts:
+            self._answered_in_text(texts)
+        if len(texts) == len(ends):
             return
-        reason = end.finish_reason
+        answers = [end for end in ends if not end.choices and end.error is None]
+        if answers:
+            self._answered_in_one_go(answers)
+        _add(self._failure, [end.error.code for end in ends if end.error is not None])
+
+    def _answered_in_text(self, ends: Sequence[End]) -> None:
+        # One pass over the answers: to find their parts is most of what all this costs.
+        prompts, lengths, truncated, prefills_ms, decodes_ms, reasons = zip(
+            *[
+                (
+                    usage.prompt_tokens,
+                    usage.completion_tokens,
+                    usage.truncated,
+                    timing.prefill_ms,
+                    timing.decode_ms,
+                    end.choices[0].finish_reason,
+                )
+                for end in ends
+                for usage in [end.usage]
+                for timing in [end.timing]
+            ],
+            strict=True,
+        )
+        self._succeeded(reasons)
+        histograms = self._histograms
+        histograms["request_prompt_tokens"].observe_all(prompts)
+        histograms["request_generation_tokens"].observe_all(lengths)
+        histograms["request_prefill_time_seconds"].observe_all(prefills_ms)
+        histograms["request_decode_time_seconds"].observe_all(decodes_ms)
+        if max(lengths) > 1:
+            histograms["request_time_per_output_token_seconds"].observe_all(
+                [ms / (tokens - 1) for ms, tokens in zip(decodes_ms, lengths, strict=True) if tokens > 1]
+            )
+        if any(truncated):
+            self._truncated([end.usage for end in ends])
+
+    def _answered_in_one_go(self, ends: Sequence[End]) -> None:
+        self._succeeded(["stop"] * len(ends))
+        histograms, usages, timings = (
+            self._histograms,
+            [end.usage for end in ends],
+            [end.timing for end in ends],
+        )
+        histograms["request_prompt_tokens"].observe_all([usage.prompt_tokens for usage in usages])
+        prefilled_ms = [timing.prefill_ms for timing in timings if timing.prefill_ms]
+        histograms["request_prefill_time_seconds"].observe_all(prefilled_ms)
+        tokenized_ms = [timing.tokenize_ms for timing in timings if timing.tokenize_ms]
+        histograms["tokenize_seconds"].observe_all(tokenized_ms)
+        self._truncated(usages)
+
+    def _succeeded(self, reasons: Sequence[str]) -> None:
         if not self._has_succeeded:
             self._has_succeeded = True
             self.first_success()
-        self._success[reason if reason in self._success else "other"].inc()
-        tokens = end.usage.completion_tokens
-        usage = end.usage
-        if usage.truncated:
-            self.truncated.inc(usage.truncated)
-            self.cut_tokens.inc(usage.cut_tokens)
-        if end.timing.tokenize_ms:
-            self.tokenize.observe(end.timing.tokenize_ms / 1000)
-        self.request_prompt_tokens.observe(end.usage.prompt_tokens)
-        if end.timing.prefill_ms or end.choices:
-            self.prefill_time.observe(end.timing.prefill_ms / 1000)
-        if not end.choices:
-            return  # one-shot work generates nothing
-        self.request_generation_tokens.observe(tokens)
-        self.decode_time.observe(end.timing.decode_ms / 1000)
-        if tokens > 1:
-            self.time_per_token.observe(end.timing.decode_ms / 1000 / (tokens - 1))
+        _add(self._success, reasons)
+
+    def _truncated(self, usages: Sequence[Usage]) -> None:
+        self._counts["truncated"] += sum(usage.truncated for usage in usages)
+        self._counts["truncated_tokens"] += sum(usage.cut_tokens for usage in usages if usage.truncated)
+
+
+def _add(counts: dict[str, int], values: Sequence[str]) -> None:
+    for value, count in Counter(values).items():
+        counts[value if value in counts else OTHER] += count

@@ -11,7 +11,6 @@ import uuid
 from importlib.metadata import version
 
 import structlog
-from prometheus_client import disable_created_metrics
 
 from streamfleet_common import durability, logs
 from streamfleet_common.broker import Broker
@@ -20,7 +19,6 @@ from streamfleet_common.errors import BrokerUnavailable, StreamfleetError
 from streamfleet_common.settings import Durability, misspelled
 from streamfleet_worker import engines, interpreter
 from streamfleet_worker.health import HealthServer
-from streamfleet_worker.metrics import EngineCounts, EngineMemory, QueueDepth
 from streamfleet_worker.settings import WRONG_SETTINGS, WorkerSettings, chosen
 from streamfleet_worker.supervised import Supervision
 from streamfleet_worker.watchdog import Watchdog
@@ -46,8 +44,6 @@ def main(settings: WorkerSettings | None = None) -> int:
     if supervision is None:  # or the supervisor has said so
         for variable, meant in misspelled(WorkerSettings, os.environ).items():
             log.warning("unknown setting", variable=variable, did_you_mean=meant)
-    # A second series for each of ours, with the time at which it was made, that nobody asks for.
-    disable_created_metrics()  # type: ignore[no-untyped-call]
     interpreter.disown_forks()
     status, abandoned = asyncio.run(_run(settings, name, supervision))
     if abandoned:
@@ -138,9 +134,6 @@ async def _serve(settings: WorkerSettings, worker: Worker, supervision: Supervis
 def _health(settings: WorkerSettings, worker: Worker, supervision: Supervision | None) -> HealthServer | None:
     if settings.http_port is None:
         return None
-    worker.metrics.registry.register(QueueDepth(settings.queue, worker.depth))
-    worker.metrics.registry.register(EngineMemory(settings.queue, worker.memory))
-    worker.metrics.registry.register(EngineCounts(settings.queue, worker.counts))
     probes = {"/healthz": worker.vitals.unhealthy, "/readyz": worker.vitals.unready}
     listening = None if supervision is None else supervision.http_socket()
     health = HealthServer(settings.http_host, settings.http_port, worker.metrics.registry, probes, listening)

@@ -52,7 +52,8 @@ class Publisher:
     """Owns what is held.
 
     `forget` is told of keys that nobody wants any more, `freed` that some have ended; `memory` says what the
-    engine takes, for the answers to tell. All are called on the event loop and must not raise.
+    engine takes, for the answers to tell, `ran_out` whether the leases have not been renewed in time. All are
+    called on the event loop and must not raise.
     """
 
     def __init__(
@@ -63,8 +64,10 @@ class Publisher:
         forget: Callable[[list[Key]], None],
         freed: Callable[[], None],
         memory: Callable[[], Mapping[str, int]] = dict,
+        ran_out: Callable[[], bool] = lambda: False,
     ) -> None:
         self._memory = memory
+        self._ran_out = ran_out
         self._broker = broker
         self._metrics = metrics
         self._forget = forget
@@ -138,6 +141,9 @@ class Publisher:
             return
         for key in lost:
             self._dirty.pop(key, None)
+        if self._ran_out():
+            # Otherwise they were cancelled, or handed back.
+            self._metrics.leases_lost(len(lost))
         self._forget(lost)
         self._settle()
 
@@ -207,18 +213,25 @@ class Publisher:
             finishes = [(held, _checked(identity, held, end)) for held, end in finishes]
             ours = await _insist(lambda: self._broker.finish(_calls(finishes)))
         lost = []
+        ended: list[End] = []
+        latencies_s: list[float] = []
+        now = asyncio.get_running_loop().time()
         for (held, end), ok in zip(finishes, ours, strict=True):
             key = held.delivery.key
             if not ok:
                 lost.append(key)
             elif self._held.pop(key, None) is not None:
-                self._metrics.ended(held.delivery, end, asyncio.get_running_loop().time() - held.held_at)
+                delivery = held.delivery
+                ended.append(end)
+                latencies_s.append((delivery.now_ms - delivery.accepted_at_ms) / 1000 + now - held.held_at)
+        if ended:
+            self._metrics.ended(ended, latencies_s)
         self._fenced(lost)
         self._settle()
 
     def _fenced(self, keys: list[Key]) -> None:
         lost = [key for key in dict.fromkeys(keys) if key in self._held]
-        self._metrics.fenced.inc(len(lost))
+        self._metrics.fenced(len(lost))
         self.lose(lost)
 
     def _settle(self) -> None:

@@ -6,8 +6,7 @@ import asyncio
 import contextlib
 import random
 import time
-from collections.abc import Callable, Coroutine, Mapping
-from concurrent.futures import CancelledError
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import structlog
@@ -15,7 +14,6 @@ import structlog
 from streamfleet_common.broker import Broker
 from streamfleet_common.connections import BLOCK_MS
 from streamfleet_common.deliveries import Delivery
-from streamfleet_common.depth import Depth
 from streamfleet_common.errors import BrokerUnavailable, GenerationFailed, ModelLoadFailed, StreamfleetError
 from streamfleet_common.schemas import End, Start
 from streamfleet_worker.consumer import Consumer
@@ -24,7 +22,7 @@ from streamfleet_worker.engine_thread import EngineThread, Report
 from streamfleet_worker.intake import Intake
 from streamfleet_worker.launch_log import LaunchLog
 from streamfleet_worker.leases import Leases
-from streamfleet_worker.metrics import Metrics
+from streamfleet_worker.metrics import ALONE, Metrics
 from streamfleet_worker.presence import COURTESY_S, Presence
 from streamfleet_worker.publisher import Publisher
 from streamfleet_worker.vitals import Vitals
@@ -54,6 +52,7 @@ class Worker:
         name: unique to this process.
         max_queue_depth: accepted and unfinished requests at which the queue refuses more.
         version: of this package, for the metrics.
+        slot: which of its supervisor's workers it is, for the metrics.
         max_queue_tokens: their tokens at which it does, 0 for no limit.
         keep_payload: whether dead letters hold the requests themselves.
         sub_lanes: into how many each lane is split, by tenant.
@@ -73,6 +72,7 @@ class Worker:
         name: str,
         max_queue_depth: int,
         version: str,
+        slot: str = ALONE,
         max_queue_tokens: int = 0,
         keep_payload: bool = False,
         sub_lanes: int = 1,
@@ -84,11 +84,10 @@ class Worker:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name = name
-        self.metrics = Metrics(broker.keys.queue, version)
+        self.metrics = Metrics(broker.keys.queue, version, slot)
         self._broker = broker
         self._drain_timeout_s = drain_timeout_s
         self._lease_s = lease_s
-        self._loop = asyncio.get_running_loop()
         self._engine_thread = engine = EngineThread(build, self._on_steps, self._on_death)
         self._publisher = Publisher(
             broker,
@@ -96,6 +95,7 @@ class Worker:
             forget=self._forget,
             freed=self._wake,
             memory=lambda: engine.memory,
+            ran_out=lambda: self._leases.ran_out,
         )
         self._launch_log = LaunchLog(broker, name)
         self._intake = Intake(engine, self._publisher, self.metrics, clock)
@@ -107,7 +107,7 @@ class Worker:
             known=self._publisher.places,
             deliver=self._intake.take,
             skipped=self.metrics.skipped,
-            reconnected=self.metrics.reconnects.inc,
+            reconnected=self.metrics.reconnected,
             block_ms=block_ms,
             audit_s=lease_s / AUDITS,
             clock=clock,
@@ -134,7 +134,11 @@ class Worker:
             drain=self._asked_to_drain,
             clock=clock,
         )
-        self.metrics.since_poll.set_function(self.vitals.since_poll_s)
+        self.metrics.read(
+            since_poll_s=self.vitals.since_poll_s,
+            memory=lambda: engine.memory,
+            counts=lambda: engine.counts,
+        )
         self._publishing: asyncio.Task[None] | None = None
         self._consuming: asyncio.Task[None] | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -209,23 +213,6 @@ class Worker:
         """Whether a thread is left that hangs or still loads: only the end of the process will end it."""
         return self._engine_thread.alive or self._intake.preparing
 
-    def memory(self) -> Mapping[str, int]:
-        """Bytes that the engine takes, by use. From any thread."""
-        return self._engine_thread.memory
-
-    def counts(self) -> Mapping[str, int]:
-        """What the engine's caches have counted, by name. From any thread."""
-        return self._engine_thread.counts
-
-    def depth(self) -> Depth | None:
-        """The queue's depth, or None if Redis does not tell within a second. From other threads only."""
-        asking = asyncio.run_coroutine_threadsafe(self._broker.depth(), self._loop)
-        try:
-            return asking.result(timeout=1.0)
-        except (BrokerUnavailable, TimeoutError, CancelledError):
-            asking.cancel()
-            return None
-
     # --- start
 
     async def _build(self) -> None:
@@ -235,7 +222,7 @@ class Worker:
             raise
         except Exception as error:
             raise ModelLoadFailed(f"the engine cannot be built ({type(error).__name__}: {error})") from error
-        self.metrics.built(self._engine_thread.info)
+        self.metrics.built(self._engine_thread.info, self._engine_thread.first_room)
 
     async def _present(self) -> None:
         await self._broker.create_groups()
@@ -344,7 +331,7 @@ class Worker:
     def _on_steps(self, reports: list[Report]) -> None:
         for report in reports:
             self.metrics.stepped(report)
-            self._intake.stepped(report.step.outputs)
+            self._intake.stepped(report)
             self._publisher.take(report.step.outputs)
             self._launch_log.take(report.step.launches)
         self._settle()
@@ -358,8 +345,7 @@ class Worker:
     def _settle(self) -> None:
         # What the engine is to forget may need no further step, which would say so.
         if self._intake.admitted == 0:
-            self.metrics.running.set(0)
-            self.metrics.waiting.set(0)
+            self.metrics.idle()
 
     def _wake(self) -> None:
         self._consumer.wake()

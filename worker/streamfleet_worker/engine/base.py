@@ -120,6 +120,8 @@ class Room:
     """Rows in the batch."""
     waiting: int
     """Rows added, but not yet in the batch."""
+    cache_used: float | None = None
+    """Which share of the cache for keys and values is reserved for what runs; None if there is no such cache."""
 
 
 @dataclass(slots=True)

@@ -252,7 +252,7 @@ class GenerationEngine:
         """What could be added now."""
         running, waiting = self._scheduler.running_count, self._scheduler.waiting
         free = max(0, self._info.max_batch_size - running - waiting)
-        return Room(rows=free, running=running, waiting=waiting)
+        return Room(free, running, waiting, cache_used=self._scheduler.cache_used)
 
     def close(self) -> None:
         """Free the model and its cache."""

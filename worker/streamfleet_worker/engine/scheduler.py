@@ -132,6 +132,11 @@ class Scheduler:
         return len(self._waiting)
 
     @property
+    def cache_used(self) -> float:
+        """The share of the cache that is reserved."""
+        return self.reserved / self._cache_tokens
+
+    @property
     def running(self) -> list[Sequence]:
         """Sequences that have a row, in order of admission."""
         return [entry.sequence for entry in self._running.values()]

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+import structlog
 from opentelemetry import trace
 from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.trace import Link, NonRecordingSpan, SpanContext, SpanKind, Status, StatusCode, TraceFlags
@@ -32,16 +33,17 @@ Left = Literal["lost", "handed_back"]
 another), or the worker has given it back."""
 
 _OPERATIONS = {"embed": "embeddings", "generate": "text_completion"}
-_NS = 1_000_000
+
+log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
 class _Phase:
-    """A part of an attempt. Times are milliseconds on the server's clock."""
+    """A part of an attempt. Times are nanoseconds on the server's clock."""
 
     name: str
-    began_ms: float
-    ended_ms: float
+    began_ns: int
+    ended_ns: int
     attributes: dict[str, AttributeValue]
 
 
@@ -61,13 +63,13 @@ class SpanIds(RandomIdGenerator):
         return said or super().generate_span_id()
 
 
-def attempt_id(rid: str, epoch: int) -> int:
+def attempt_id(rid: str, number: int) -> int:
     """The id of an attempt's span.
 
     It follows from the request, so that the next attempt, at another worker, can name it, though this one may
     end without a word.
     """
-    return int.from_bytes(hashlib.blake2b(f"{rid}/{epoch}".encode(), digest_size=8).digest(), "big") or 1
+    return int.from_bytes(hashlib.blake2b(f"{rid}/{number}".encode(), digest_size=8).digest(), "big") or 1
 
 
 class RequestSpans:
@@ -90,6 +92,25 @@ class RequestSpans:
 
     def ended(self, held: Held, end: End, at: float) -> None:
         """A request's end is told; `at` is the loop's time, in seconds."""
+        try:
+            self._ended(held, end, at)
+        except Exception as error:  # noqa: BLE001 (no request is worth less than its spans)
+            self._fail(held, error)
+
+    def left(self, held: Held, how: Left, at: float) -> None:
+        """A request is gone before its end was told."""
+        try:
+            span = self._attempt(held, self._described(held) | {"streamfleet.outcome": how})
+            self._close(span, held, [_queue_wait(held)], at)
+        except Exception as error:  # noqa: BLE001 (as above)
+            self._fail(held, error)
+
+    # --- parts
+
+    def _fail(self, held: Held, error: Exception) -> None:
+        log.warning("no spans of a request", rid=held.delivery.entry.rid, error=type(error).__name__)
+
+    def _ended(self, held: Held, end: End, at: float) -> None:
         attributes = self._described(held) | _outcome(end)
         span = self._attempt(held, attributes)
         if end.error is not None:
@@ -97,15 +118,8 @@ class RequestSpans:
             span.set_status(Status(StatusCode.ERROR, end.error.code))  # never its words
         self._close(span, held, _phases(held, end, at), at)
 
-    def left(self, held: Held, how: Left, at: float) -> None:
-        """A request is gone before its end was told."""
-        span = self._attempt(held, self._described(held) | {"streamfleet.outcome": how})
-        self._close(span, held, [_queue_wait(held)], at)
-
-    # --- parts
-
     def _attempt(self, held: Held, attributes: dict[str, AttributeValue]) -> Span:
-        rid, epoch = held.delivery.key
+        rid, number = held.delivery.entry.rid, held.delivery.attempts
         parent = TraceContext.parse(held.traceparent)
         context: Context | None = None
         if parent is not None:
@@ -115,17 +129,17 @@ class RequestSpans:
             context = trace.set_span_in_context(trace.INVALID_SPAN)  # whatever this task was begun under
             self._ids.next_trace = trace_id = int(rid[-32:], 16)
         links = []
-        if epoch > 1:
-            before = TraceContext(trace_id, attempt_id(rid, epoch - 1))
+        if number > 1:
+            before = TraceContext(trace_id, attempt_id(rid, number - 1))
             links.append(Link(_remote(before).get_span_context(), {"streamfleet.link": "attempt before"}))
-        self._ids.next_span = attempt_id(rid, epoch)
+        self._ids.next_span = attempt_id(rid, number)
         return self._tracer.start_span(
             "request",
             context,
             kind=SpanKind.CONSUMER,
             attributes=attributes,
             links=links,
-            start_time=held.delivery.accepted_at_ms * _NS,
+            start_time=_ns(held.delivery.accepted_at_ms),
         )
 
     def _close(self, span: Span, held: Held, phases: list[_Phase], at: float) -> None:
@@ -133,12 +147,11 @@ class RequestSpans:
             context = trace.set_span_in_context(span)
             for phase in phases:
                 part = self._tracer.start_span(
-                    phase.name, context, attributes=phase.attributes, start_time=round(phase.began_ms * _NS)
+                    phase.name, context, attributes=phase.attributes, start_time=phase.began_ns
                 )
-                part.end(round(phase.ended_ms * _NS))
+                part.end(phase.ended_ns)
         # Redis's clock may be set back between two of its times.
-        began_ms = held.delivery.accepted_at_ms
-        span.end(round(max(began_ms, _server_ms(held, at)) * _NS))
+        span.end(max(_ns(held.delivery.accepted_at_ms), _server_ns(held, at)))
 
     def _described(self, held: Held) -> dict[str, AttributeValue]:
         delivery = held.delivery
@@ -166,9 +179,13 @@ def _remote(place: TraceContext) -> NonRecordingSpan:
     )
 
 
-def _server_ms(held: Held, at: float) -> float:
-    """A time of this event loop, on the server's clock."""
-    return held.delivery.now_ms + (at - held.held_at) * 1000
+def _ns(ms: float) -> int:
+    return round(ms * 1_000_000)
+
+
+def _server_ns(held: Held, at: float) -> int:
+    """A time of this event loop, in seconds, on the server's clock."""
+    return _ns(held.delivery.now_ms) + round((at - held.held_at) * 1e9)
 
 
 def _outcome(end: End) -> dict[str, AttributeValue]:
@@ -199,37 +216,36 @@ def _batch(end: End) -> dict[str, AttributeValue]:
 
 
 def _queue_wait(held: Held) -> _Phase:
-    accepted_ms = held.delivery.accepted_at_ms
-    return _Phase("queue wait", accepted_ms, max(accepted_ms, held.delivery.now_ms), {})
+    accepted_ns, taken_ns = _ns(held.delivery.accepted_at_ms), _ns(held.delivery.now_ms)
+    return _Phase("queue wait", accepted_ns, max(accepted_ns, taken_ns), {})
 
 
 def _phases(held: Held, end: End, at: float) -> list[_Phase]:
     """The parts of an attempt in their order, each from the end of the one before."""
     phases = [_queue_wait(held)]
-    over_ms = _server_ms(held, at)
-    computed_ms = _server_ms(held, held.finished_at) if held.finished_at else over_ms
-    now_ms = float(held.delivery.now_ms)
+    over_ns = _server_ns(held, at)
+    computed_ns = _server_ns(held, held.finished_at) if held.finished_at else over_ns
     if held.prepared_at:
-        prepared_ms = min(_server_ms(held, held.prepared_at), computed_ms)
-        phases.append(_Phase("tokenize", now_ms, prepared_ms, {}))
-        for name, until_ms, attributes in _computed(end, prepared_ms, computed_ms):
-            phases.append(_Phase(name, phases[-1].ended_ms, until_ms, attributes))
-    phases.append(_Phase("publish", computed_ms, over_ms, {}))
+        prepared_ns = min(_server_ns(held, held.prepared_at), computed_ns)
+        phases.append(_Phase("tokenize", _ns(held.delivery.now_ms), prepared_ns, {}))
+        for name, until_ns, attributes in _computed(end, prepared_ns, computed_ns):
+            phases.append(_Phase(name, phases[-1].ended_ns, until_ns, attributes))
+    phases.append(_Phase("publish", computed_ns, over_ns, {}))
     return phases
 
 
-def _computed(end: End, since_ms: float, computed_ms: float) -> Iterator[tuple[str, float, dict[str, Any]]]:
+def _computed(end: End, since_ns: int, computed_ns: int) -> Iterator[tuple[str, int, dict[str, Any]]]:
     """Of what happened in the engine: name, end and attributes."""
     timing = end.timing
     # Its clock is read at other moments than ours, so that a sum may reach beyond the end.
-    at_ms = min(since_ms + timing.wait_ms, computed_ms)
-    yield "wait", at_ms, {}
+    at_ns = min(since_ns + _ns(timing.wait_ms), computed_ns)
+    yield "wait", at_ns, {}
     if timing.batches:
         about = {"streamfleet.batches": timing.batches, "streamfleet.device_ms": timing.device_ms}
-        yield "batch", computed_ms, about | _batch(end)
+        yield "batch", computed_ns, about | _batch(end)
     if timing.prefill_ms or timing.decode_ms:
-        at_ms = min(at_ms + timing.prefill_ms, computed_ms)
-        yield "prefill", at_ms, _batch(end)
+        at_ns = min(at_ns + _ns(timing.prefill_ms), computed_ns)
+        yield "prefill", at_ns, _batch(end)
     if timing.decode_ms:
-        at_ms = min(at_ms + timing.decode_ms, computed_ms)
-        yield "decode", at_ms, {"gen_ai.usage.output_tokens": end.usage.completion_tokens}
+        at_ns = min(at_ns + _ns(timing.decode_ms), computed_ns)
+        yield "decode", at_ns, {"gen_ai.usage.output_tokens": end.usage.completion_tokens}

@@ -255,12 +255,16 @@ def _moment(ms: int) -> str:
 
 def _plain(text: str) -> str:
     """Of a text that others wrote what a terminal may show, in one line."""
-    line = " ".join("".join(char if char.isprintable() else " " for char in text).split())
+    line = _printable(text)
     return line if len(line) <= MOST_CHARS else line[: MOST_CHARS - 1] + "…"
 
 
+def _printable(text: str) -> str:
+    return " ".join("".join(char if char.isprintable() else " " for char in text).split())
+
+
 def _labelled(label: str, text: str) -> list[str]:
-    lines = wrapped(text, WIDTH - LABEL)
+    lines = wrapped(_printable(text), WIDTH - LABEL)
     return [f"{label if not number else '':<{LABEL}}{line}" for number, line in enumerate(lines)]
 
 
@@ -286,7 +290,9 @@ def wrapped(text: str, width: int) -> list[str]:
 
 def _fitting(word: str, width: int) -> int:
     """How many characters of a word fit into a line; one at least."""
-    count = len(word)
-    while count > 1 and cell_len(word[:count]) > width:
-        count -= 1
-    return count
+    columns = 0
+    for count, char in enumerate(word):
+        columns += cell_len(char)
+        if columns > width:
+            return max(1, count)
+    return len(word)

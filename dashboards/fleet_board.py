@@ -118,10 +118,9 @@ def _queues(built: dashboard.Dashboard) -> dashboard.Dashboard:
         .with_panel(
             lines(
                 "Queue depth",
-                "Accepted and unfinished requests by state, and the depth at which the queue refuses.",
+                "Accepted and unfinished requests by state.",
                 "short",
                 query(told("queue_depth", "queue, state"), "{{queue}} {{state}}"),
-                query(told("queue_max_depth"), "{{queue}} limit"),
             )
         )
         .with_panel(

@@ -40,7 +40,7 @@ COLOURS = (
     "#7b8794",
 )
 COLOURS_OF_HEAT = "YlOrRd"
-FEW_SERIES, MANY_SERIES = 3, 9
+FEW_SERIES, MANY_SERIES = 3, 6
 """A figure has room for so many, and so many have a place in a legend: the highest."""
 
 
@@ -78,13 +78,12 @@ class Box:
 class Picture:
     """A figure of the size of a dashboard."""
 
-    def __init__(self, title: str, rows: int, started: float, ended: float) -> None:
+    def __init__(self, title: str, rows: int, started: float, ended: float, note: str) -> None:
         self.height_in = rows * UNIT_IN + HEAD_IN
         self.figure = Figure(figsize=(WIDTH_IN, self.height_in), dpi=DPI, facecolor=GROUND)
         self.started, self.ended = started, ended
         self.text(Box(0.12, self.height_in - 0.38, 5, 0.3), title, size=13, weight="bold")
-        minutes = f"{ended - started:.0f} seconds of load; times are minutes and seconds since it began"
-        self.text(Box(WIDTH_IN - 6.12, self.height_in - 0.36, 6, 0.3), minutes, size=8, ink=FAINT, right=True)
+        self.text(Box(WIDTH_IN - 6.12, self.height_in - 0.36, 6, 0.3), note, size=8, ink=FAINT, right=True)
 
     def text(
         self,
@@ -144,10 +143,12 @@ class Picture:
         Image.open(whole).convert("RGB").quantize(256).save(path, optimize=True)
 
 
-def draw(title: str, drawn: Sequence[Drawn], started: float, ended: float, path: Path) -> None:
-    """Draw a dashboard with all its panels."""
+def draw(
+    title: str, drawn: Sequence[Drawn], started: float, ended: float, path: Path, *, note: str = ""
+) -> None:
+    """Draw a dashboard with all its panels; `note` says what happened."""
     rows = max(one.panel.place["y"] + one.panel.place["h"] for one in drawn)
-    picture = Picture(title, rows, started, ended)
+    picture = Picture(title, rows, started, ended, note)
     for one in drawn:
         place = one.panel.place
         box = Box(
@@ -181,7 +182,7 @@ def _figures(picture: Picture, box: Box, one: Drawn) -> None:
     axes.set_xlim(picture.started, picture.ended)
     most = max((value for _, series in named for _, value in series.points), default=0) or 1
     axes.set_ylim(0, 1.05 * most)
-    size = 15 if len(named) == 1 else 12
+    size = (15, 12, 9.5)[max(len(named), 1) - 1]
     for place, (name, series) in enumerate(named):
         times, values = zip(*series.points, strict=True)
         axes.fill_between(times, values, color=COLOURS[place], alpha=0.16, linewidth=0)
@@ -211,6 +212,8 @@ def _lines(picture: Picture, box: Box, one: Drawn) -> None:
     _dress(picture, axes)
     below: dict[float, float] = {}
     for name, series in named:
+        if one.panel.is_stacked and name not in moving and moving:
+            continue  # it would only draw the top of the others again
         times, values = zip(*series.points, strict=True)
         colour = COLOURS[told.index(name) % len(COLOURS)] if name in told else "#b8bec7"
         label = name if name in told else "_"

@@ -1,4 +1,4 @@
-"""A fleet of real processes to be scraped: server, exporter, gateway, a worker for each of two queues."""
+"""A fleet of real processes to be scraped: server, exporter, gateway, and the workers of two queues."""
 
 from __future__ import annotations
 
@@ -22,9 +22,11 @@ from streamfleet_producer import Client
 CHAT, EMBED = "chat", "embed"
 QUEUES = (CHAT, EMBED)
 LEASE_S = 3.0
-ROWS = 20
-"""The most that the worker of `chat` runs at once."""
+ROWS = 10
+"""The most that each of the two workers of `chat` runs at once."""
 DEPTH = 200
+PAUSED = "chat-b"
+"""The worker that stands still for a while."""
 START_S = 300.0  # models are unpacked the first time
 POLL_S = 0.1
 COMMAND = (sys.executable, "-c", "from streamfleet_producer.cli import main; main()")
@@ -33,7 +35,7 @@ COMMAND = (sys.executable, "-c", "from streamfleet_producer.cli import main; mai
 class ProofFleet:
     """All of it, from `with` to its end. Logs lie in `folder`; `ports` are those of the pages of metrics.
 
-    Workers serve SmolLM2 on the queue `chat` and MiniLM on `embed`.
+    Two workers serve SmolLM2 on the queue `chat`, one serves MiniLM on `embed`.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -41,8 +43,7 @@ class ProofFleet:
         self._stack = ExitStack()
         self._started: dict[str, subprocess.Popen[bytes]] = {}
         self._workers: dict[str, subprocess.Popen[bytes]] = {}
-        """By queue."""
-        self.ports = {name: free_port() for name in ("chat-0", "embed-0", "exporter", "gateway")}
+        self.ports = {name: free_port() for name in ("chat-a", "chat-b", "embed-a", "exporter", "gateway")}
         self.url = ""
 
     @property
@@ -57,8 +58,9 @@ class ProofFleet:
             )
             self.url = broker.url
             stack.callback(self._end)
-            self._worker(CHAT, "chat-0", model="smollm2", max_batch_size=str(ROWS), max_seq_len="512")
-            self._worker(EMBED, "embed-0", model="minilm", answer_cache_mib="4", max_delay_ms="30")
+            for name in ("chat-a", PAUSED):
+                self._worker(CHAT, name, model="smollm2", max_batch_size=str(ROWS), max_seq_len="512")
+            self._worker(EMBED, "embed-a", model="minilm", answer_cache_mib="4", max_delay_ms="30")
             self._start("exporter", "exporter", "--port", str(self.ports["exporter"]))
             self._start("gateway", "gateway", "--port", str(self.ports["gateway"]))
             self._wait()
@@ -71,12 +73,12 @@ class ProofFleet:
         self._stack.close()
 
     def pause(self) -> None:
-        """Stop the worker of `chat`, as a machine does that has other things to do: it falls silent."""
-        self._workers[CHAT].send_signal(signal.SIGSTOP)
+        """Stop a worker of `chat`, as a machine does that has other things to do: it falls silent."""
+        self._workers[PAUSED].send_signal(signal.SIGSTOP)
 
     def resume(self) -> None:
         """Let it go on."""
-        self._workers[CHAT].send_signal(signal.SIGCONT)
+        self._workers[PAUSED].send_signal(signal.SIGCONT)
 
     def kill_workers(self) -> None:
         """Kill all workers at once: nobody is left to hand anything back."""
@@ -85,7 +87,7 @@ class ProofFleet:
             process.wait()
 
     def _worker(self, queue: str, name: str, **settings: str) -> None:
-        self._workers[queue] = self._start(
+        self._workers[name] = self._start(
             name,
             "worker",
             queue=queue,
@@ -125,7 +127,7 @@ class ProofFleet:
     async def _are_served(self) -> bool:
         for queue in QUEUES:
             async with Client(self.url, queue=queue) as client:
-                if not await client.models():
+                if len(await client.models()) < (2 if queue == CHAT else 1):
                     return False
         return True
 

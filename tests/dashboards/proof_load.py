@@ -120,7 +120,7 @@ class Load:
         return "not too long"
 
     async def _burst(self, turn: int) -> str:
-        requests = [self._request(4, 12) for _ in range(30)]
+        requests = [self._request(4, 12) for _ in range(60)]
         await self._chat.run_many(requests, lane="bulk", return_exceptions=True)
         return "burst"
 

@@ -19,14 +19,15 @@ from pathlib import Path
 from board_queries import BOARDS, Panel, legend, panels
 from drawn_panels import Drawn, draw
 from prometheus_process import WINDOW, Prometheus, Series, wait_for
-from proof_fleet import CHAT, LEASE_S, QUEUES, ProofFleet
+from proof_fleet import CHAT, LEASE_S, PAUSED, QUEUES, ProofFleet
 from proof_load import Load, leave_waiting
 
 HURRY = "10s"
 """In the place of each alert's `for:`."""
 PAUSE_S = 3 * LEASE_S
+PAUSED_AT = 0.4
+"""After what share of the load a worker is stopped, for `PAUSE_S`."""
 OPEN = 70
-SETTLED_S = 20.0
 SERIES = re.compile(r"\bstreamfleet_\w+|\b\w+:streamfleet_\w+:\w+")
 
 
@@ -45,6 +46,7 @@ def main() -> int:
             Prometheus(folder / "prometheus", fleet.ports, pause=HURRY) as prometheus,
         ):
             print(f"fleet of {', '.join(fleet.ports)}; load for {asked.seconds:.0f} s")
+            wait_for(lambda: len(prometheus.now("up == 1")) == len(fleet.ports), "a scrape of everybody")
             started = time.time()
             done = asyncio.run(_load(fleet, asked.seconds))
             print("load:", ", ".join(f"{count} {what}" for what, count in sorted(done.items())))
@@ -53,23 +55,32 @@ def main() -> int:
             lacking = [line for board in BOARDS for line in _tell(board, drawn[board])]
             lacking += _tell_rules(prometheus, started, ended) + _tell_targets(prometheus)
             for board in BOARDS if asked.picture else ():
-                draw(f"streamfleet: {board}", drawn[board], started, ended, asked.picture / f"{board}.png")
+                path = asked.picture / f"{board}.png"
+                draw(f"streamfleet: {board}", drawn[board], started, ended, path, note=_note(asked.seconds))
             lacking += _unserved(fleet, prometheus)
     for line in lacking:
         print("LACKING:", line)
     return 1 if lacking else 0
 
 
+def _note(seconds: float) -> str:
+    begun, over = PAUSED_AT * seconds, PAUSED_AT * seconds + PAUSE_S
+    return (
+        f"Minutes and seconds since the load began. From {begun // 60:.0f}:{begun % 60:02.0f} to "
+        f"{over // 60:.0f}:{over % 60:02.0f} the worker {PAUSED} stands still."
+    )
+
+
 async def _load(fleet: ProofFleet, seconds: float) -> Mapping[str, int]:
     """Load, amid which one worker stands still for longer than its lease."""
     load = Load(fleet.url, fleet.gateway, seed=7)
     running = asyncio.create_task(load.run())
-    for act, at in (
-        (fleet.pause, 0.4 * seconds),
+    for act, after_s in (
+        (fleet.pause, PAUSED_AT * seconds),
         (fleet.resume, PAUSE_S),
-        (load.stop, 0.6 * seconds - PAUSE_S),
+        (load.stop, (1 - PAUSED_AT) * seconds - PAUSE_S),
     ):
-        await asyncio.wait([running], timeout=at)
+        await asyncio.wait([running], timeout=after_s)
         act()
     await running
     return load.done

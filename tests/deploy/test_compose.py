@@ -19,6 +19,7 @@ from streamfleet_common.embedded_binary import FLAGS, VALKEY_9_FLAGS, ServerBina
 from streamfleet_common.settings import FleetSettings, read
 from streamfleet_producer.bulk.settings import BulkSettings
 from streamfleet_producer.cli.app import app
+from streamfleet_producer.exporter.settings import ExporterSettings
 from streamfleet_producer.gateway.settings import GatewaySettings
 
 ROOT = Path(__file__).parents[2]
@@ -62,7 +63,7 @@ def test_a_planted_error_is_found(line: str, planted: str, words: str) -> None:
 def test_two_workers_wait_for_a_healthy_broker(services: dict[str, Any]) -> None:
     worker = services["worker"]
 
-    assert set(services) == {"valkey", "worker", "gateway", "bulk", "cron"}
+    assert set(services) == {"valkey", "worker", "gateway", "exporter", "bulk", "cron"}
     assert worker["scale"] == 2
     assert worker["depends_on"] == {"valkey": {"condition": "service_healthy"}}
     assert "valkey-cli ping" in str(services["valkey"]["healthcheck"]["test"])
@@ -96,9 +97,15 @@ def test_the_environment_is_what_a_worker_reads(
 
 
 @pytest.mark.parametrize(
-    ("service", "kind"), [("gateway", GatewaySettings), ("bulk", BulkSettings), ("cron", BulkSettings)]
+    ("service", "kind"),
+    [
+        ("gateway", GatewaySettings),
+        ("exporter", ExporterSettings),
+        ("bulk", BulkSettings),
+        ("cron", BulkSettings),
+    ],
 )
-def test_the_environment_is_what_gateway_and_bulk_worker_read(
+def test_the_environment_is_what_the_others_read(
     services: dict[str, Any], service: str, kind: type[FleetSettings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     variables: dict[str, str] = services[service]["environment"]
@@ -118,7 +125,7 @@ def test_gateway_and_bulk_worker_see_the_same_files(services: dict[str, Any]) ->
         assert services[name]["volumes"] == ["files:/files"]
 
 
-@pytest.mark.parametrize("service", ["gateway", "bulk", "cron"])
+@pytest.mark.parametrize("service", ["gateway", "exporter", "bulk", "cron"])
 def test_a_service_s_command_is_one_that_there_is(services: dict[str, Any], service: str) -> None:
     help_of = CliRunner().invoke(app, [*services[service]["command"], "--help"])
 
@@ -143,6 +150,14 @@ async def test_the_gateway_s_health_check_asks_the_gateway(services: dict[str, A
     assert await status() == 1
 
 
+def test_the_exporter_s_health_check_asks_where_it_listens(services: dict[str, Any]) -> None:
+    exporter = services["exporter"]
+    port = exporter["environment"]["STREAMFLEET_EXPORTER_PORT"]
+
+    assert f"'http://127.0.0.1:{port}/healthz'" in exporter["healthcheck"]["test"][-1]
+    assert str(ExporterSettings.model_fields["exporter_port"].default) == port
+
+
 @pytest.mark.parametrize("service", ["worker", "gateway"])
 def test_the_build_names_a_stage_that_exists(services: dict[str, Any], service: str) -> None:
     build = services[service]["build"]
@@ -151,7 +166,7 @@ def test_the_build_names_a_stage_that_exists(services: dict[str, Any], service: 
     assert f" AS {build['target']}\n" in dockerfile.read_text()
 
 
-@pytest.mark.parametrize(("service", "number"), [("valkey", 6379), ("gateway", 8000)])
+@pytest.mark.parametrize(("service", "number"), [("valkey", 6379), ("gateway", 8000), ("exporter", 9108)])
 def test_what_has_no_password_is_reachable_from_this_host_only(
     services: dict[str, Any], service: str, number: int
 ) -> None:

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from streamfleet_common.settings import FleetSettings
 from streamfleet_producer.bulk.settings import BulkSettings
 from streamfleet_producer.cli.app import app
+from streamfleet_producer.exporter.settings import ExporterSettings
 from streamfleet_producer.gateway.health import OPERATIONS
 from streamfleet_producer.gateway.server import GRACE_S
 from streamfleet_producer.gateway.settings import GatewaySettings
@@ -26,6 +27,7 @@ DOCUMENTS = [
 ]
 SETTINGS: dict[str, type[FleetSettings]] = {
     "gateway": GatewaySettings,
+    "exporter": ExporterSettings,
     "bulk": BulkSettings,
     "cron": BulkSettings,
     "worker": WorkerSettings,
@@ -121,7 +123,17 @@ def test_probes_ask_what_the_gateway_answers() -> None:
     assert str(port["containerPort"]) == variables("gateway")["STREAMFLEET_GATEWAY_PORT"]
 
 
-@pytest.mark.parametrize("name", ["gateway", "bulk", "cron"])
+@pytest.mark.parametrize("name", ["gateway", "exporter", "worker"])
+def test_prometheus_is_told_the_port_of_its_page(name: str) -> None:
+    told = only("Deployment", name)["spec"]["template"]["metadata"]["annotations"]
+
+    (port,) = container(name)["ports"]
+    assert told == {"prometheus.io/scrape": "true", "prometheus.io/port": str(port["containerPort"])}
+    ports = {"gateway": "GATEWAY_PORT", "exporter": "EXPORTER_PORT", "worker": "HTTP_PORT"}
+    assert variables(name)[f"STREAMFLEET_{ports[name]}"] == str(port["containerPort"])
+
+
+@pytest.mark.parametrize("name", ["gateway", "exporter", "bulk", "cron"])
 def test_its_command_is_one_that_there_is(name: str) -> None:
     shown = CliRunner().invoke(app, [*container(name)["args"], "--help"])
 

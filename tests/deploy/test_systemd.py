@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from streamfleet_producer.bulk.settings import BulkSettings
 from streamfleet_producer.cli.app import app
+from streamfleet_producer.exporter.settings import ExporterSettings
 from streamfleet_producer.gateway.process import WRONG_SETTINGS
 from streamfleet_producer.gateway.server import GRACE_S
 from streamfleet_producer.gateway.settings import GatewaySettings
@@ -38,7 +39,8 @@ def variables(unit: Path) -> dict[str, str]:
 def test_there_is_one_for_each_process() -> None:
     names = [unit.name for unit in UNITS]
 
-    assert names == ["streamfleet-bulk@.service", "streamfleet-cron.service", "streamfleet-gateway.service"]
+    parts = ("bulk@", "cron", "exporter", "gateway")
+    assert names == [f"streamfleet-{part}.service" for part in parts]
 
 
 @pytest.mark.skipif(ANALYZE is None, reason="systemd is not installed")
@@ -63,7 +65,9 @@ def test_systemd_finds_nothing_wrong(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)
 def test_its_variables_and_its_command_are_known(unit: Path) -> None:
-    known = GatewaySettings.model_fields.keys() | BulkSettings.model_fields.keys() | {"redis_url_file"}
+    known = {"redis_url_file"}
+    for settings in (GatewaySettings, BulkSettings, ExporterSettings):
+        known |= settings.model_fields.keys()
     for variable in variables(unit):
         assert variable.removeprefix("STREAMFLEET_").lower() in known
 

@@ -7,7 +7,7 @@ import contextlib
 import socket
 from collections.abc import Iterator
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import uvicorn
 
@@ -16,6 +16,9 @@ from streamfleet_producer.gateway.http_protocol import SILENCE_S, bounded
 from streamfleet_producer.gateway.listening import listen
 from streamfleet_producer.gateway.services import Services
 from streamfleet_producer.gateway.settings import GatewaySettings
+
+if TYPE_CHECKING:
+    from streamfleet_producer.gateway.server_spans import ServerSpans
 
 PATIENCE_S = 60.0
 
@@ -26,8 +29,15 @@ class Gateway:
     `url` is where it listens, without a slash at its end; `services` are the parts its routes work with.
     """
 
-    def __init__(self, redis_url: str, *, silence_s: float = SILENCE_S, **settings: Any) -> None:
-        self.app = application(GatewaySettings(redis_url=redis_url, **settings))
+    def __init__(
+        self,
+        redis_url: str,
+        *,
+        silence_s: float = SILENCE_S,
+        spans: ServerSpans | None = None,
+        **settings: Any,
+    ) -> None:
+        self.app = application(GatewaySettings(redis_url=redis_url, **settings), spans)
         self.url = ""
         self._server = _Server(
             uvicorn.Config(

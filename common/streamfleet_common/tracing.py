@@ -58,7 +58,7 @@ def provider(
         from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415
         from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415
     except ImportError:
-        _warn("no traces: they need the extra `otel`, pip install 'streamfleet[otel]'")
+        warn_missing()
         return None
     said = {"service.version": version, **about}
     named = os.environ.get("OTEL_SERVICE_NAME") or "service.name=" in os.environ.get(
@@ -74,6 +74,11 @@ def provider(
         _warn("no traces: OpenTelemetry cannot be set up", error=f"{type(error).__name__}: {error}")
         return None
     return made
+
+
+def warn_missing() -> None:
+    """Say that the packages are not there."""
+    _warn("no traces: they need the extra `otel`, pip install 'streamfleet[otel]'")
 
 
 def close(made: TracerProvider | None, limit_s: float = FLUSH_S) -> None:

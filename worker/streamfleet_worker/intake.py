@@ -19,6 +19,7 @@ from streamfleet_common.deliveries import Delivery
 from streamfleet_common.errors import GenerationFailed, StreamfleetError
 from streamfleet_common.one_shot import CallRequest, RerankRequest
 from streamfleet_common.schemas import Envelope, GenerateRequest, Prefill
+from streamfleet_common.trace_context import trace_of
 from streamfleet_worker.engine.base import Arrival, Finished, Key, Output, Parts, Tokens
 from streamfleet_worker.engine_thread import EngineThread, Report
 from streamfleet_worker.metrics import Metrics
@@ -112,7 +113,13 @@ class Intake:
                 self._publisher.hold(delivery, tenant="", stream=False)
                 self._fail(delivery, error)
                 continue
-            self._publisher.hold(delivery, tenant=envelope.tenant, stream=envelope.stream)
+            self._publisher.hold(
+                delivery,
+                tenant=envelope.tenant,
+                stream=envelope.stream,
+                kind=envelope.request.kind,
+                traceparent=envelope.traceparent,
+            )
             wanted.append((delivery, envelope))
         if not wanted:
             return
@@ -143,6 +150,7 @@ class Intake:
             self._admitted[delivery.key] = Admitted(arrival.rows, accepted_at)
             self._rows += arrival.rows
         if arrivals:
+            self._publisher.prepared(arrivals)
             self._engine_thread.add(arrivals)
 
     def stepped(self, report: Report) -> None:
@@ -197,7 +205,8 @@ class Intake:
                 # Without the error's own words, which may quote the prompt.
                 place = traceback.extract_tb(error.__traceback__)[-1]
                 where = f"{place.filename}:{place.lineno}"
-                log.error("request cannot be prepared", rid=envelope.rid, error=kind, where=where)
+                about = {"rid": envelope.rid, **trace_of(envelope.traceparent)}
+                log.error("request cannot be prepared", **about, error=kind, where=where)
                 message = f"the worker cannot prepare this request ({kind}): its log names the place"
                 prepared.append(GenerationFailed(message))
         return prepared

@@ -9,10 +9,11 @@ import socket
 import sys
 import uuid
 from importlib.metadata import version
+from typing import TYPE_CHECKING
 
 import structlog
 
-from streamfleet_common import durability, logs
+from streamfleet_common import durability, logs, tracing
 from streamfleet_common.broker import Broker
 from streamfleet_common.connections import Connections
 from streamfleet_common.errors import BrokerUnavailable, StreamfleetError
@@ -23,6 +24,11 @@ from streamfleet_worker.settings import WRONG_SETTINGS, WorkerSettings, chosen
 from streamfleet_worker.supervised import Supervision
 from streamfleet_worker.watchdog import Watchdog
 from streamfleet_worker.worker import Worker
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
+
+    from streamfleet_worker.request_spans import RequestSpans
 
 log = structlog.get_logger()
 
@@ -40,7 +46,7 @@ def main(settings: WorkerSettings | None = None) -> int:
     name = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
     if supervision is not None and supervision.name is not None:
         name = supervision.name
-    logs.configure(settings.log_format, settings.log_level, worker=name)
+    logs.configure(settings.log_format, settings.log_level, queue=settings.queue, worker=name)
     if supervision is None:  # or the supervisor has said so
         for variable, meant in misspelled(WorkerSettings, os.environ).items():
             log.warning("unknown setting", variable=variable, did_you_mean=meant)
@@ -57,6 +63,7 @@ def main(settings: WorkerSettings | None = None) -> int:
 async def _run(settings: WorkerSettings, name: str, supervision: Supervision | None) -> tuple[int, bool]:
     """The exit status, and whether a thread is left that only the end of the process will end."""
     worker: Worker | None = None
+    provider, spans = _tracing(settings.queue, name)
     watchdog = Watchdog(settings.step_limit_s)
     status = 0
     try:
@@ -76,11 +83,14 @@ async def _run(settings: WorkerSettings, name: str, supervision: Supervision | N
                 step_limit_s=settings.step_limit_s,
                 drain_timeout_s=settings.drain_timeout_s,
                 moved=watchdog.stroke,
+                spans=spans,
             )
             await _serve(settings, worker, supervision)
         finally:
             watchdog.close()
             await connections.close()
+            if provider is not None:
+                await asyncio.to_thread(tracing.close, provider)
     except StreamfleetError as error:
         log.error(str(error), code=error.code)
         if supervision is not None and isinstance(error, BrokerUnavailable):
@@ -88,6 +98,20 @@ async def _run(settings: WorkerSettings, name: str, supervision: Supervision | N
         log.debug("where it came from", exc_info=error)
         status = 1
     return status, worker is not None and worker.abandoned
+
+
+def _tracing(queue: str, worker: str) -> tuple[TracerProvider | None, RequestSpans | None]:
+    if not tracing.wanted(os.environ):
+        return None, None
+    try:
+        from streamfleet_worker.request_spans import RequestSpans, SpanIds  # noqa: PLC0415 (needs an extra)
+    except ImportError:
+        tracing.warn_missing()
+        return None, None
+    ids = SpanIds()
+    instance = {"service.instance.id": worker, "streamfleet.queue": queue}
+    provider = tracing.provider("streamfleet-worker", version("streamfleet"), ids, **instance)
+    return provider, None if provider is None else RequestSpans(provider, ids, queue, worker)
 
 
 async def _check_durability(connections: Connections, level: Durability) -> None:
@@ -117,7 +141,7 @@ async def _serve(settings: WorkerSettings, worker: Worker, supervision: Supervis
         supervision.watch(worker.stop)
         worker.metrics.first_success = lambda: supervision.tell("served")
     serves = {"handler": settings.handler} if settings.handler else {"model": settings.model}
-    log.info("starting", engine=settings.engine, queue=settings.queue, **serves)
+    log.info("starting", engine=settings.engine, **serves)
     # Before the model is loaded: a taken port is found at once, and probes see the loading.
     health = _health(settings, worker, supervision)
     try:

@@ -6,10 +6,11 @@ It never holds the engine up. While a call is under way, new tokens of a request
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
@@ -19,9 +20,13 @@ from streamfleet_common.deliveries import Delivery, Emission, Finish
 from streamfleet_common.errors import BrokerUnavailable, GenerationFailed
 from streamfleet_common.schemas import Delta, End, Failure, Prefill
 from streamfleet_common.schemas import Parts as PartsEvent
+from streamfleet_common.trace_context import trace_of
 from streamfleet_worker.engine.base import Finished, Key, Output, Parts, Tokens
 from streamfleet_worker.launch_log import batch_of
 from streamfleet_worker.metrics import Metrics
+
+if TYPE_CHECKING:
+    from streamfleet_worker.request_spans import Left, RequestSpans
 
 MAX_BACKOFF_S = 2.0
 MAX_RETRY_AFTER_S = 3600.0
@@ -36,6 +41,9 @@ class Held:
     delivery: Delivery
     tenant: str
     stream: bool
+    kind: str = ""
+    """What it asks for; "" if nobody can read it."""
+    traceparent: str | None = None
     seq: int = 0
     """Number of the last event made."""
     prefill: Prefill | None = None
@@ -46,6 +54,10 @@ class Held:
     finished: Finished | None = None
     held_at: float = 0.0
     """Loop time at which it was begun."""
+    prepared_at: float = 0.0
+    """Loop time at which it was put into the engine, noted for its spans alone; 0 if it was not."""
+    finished_at: float = 0.0
+    """Loop time at which it came to its end there, likewise."""
 
 
 class Publisher:
@@ -53,7 +65,7 @@ class Publisher:
 
     `forget` is told of keys that nobody wants any more, `freed` that some have ended; `memory` says what the
     engine takes, for the answers to tell, `ran_out` whether the leases have not been renewed in time. All are
-    called on the event loop and must not raise.
+    called on the event loop and must not raise. `spans` makes the spans of what is over, if there is one.
     """
 
     def __init__(
@@ -65,9 +77,11 @@ class Publisher:
         freed: Callable[[], None],
         memory: Callable[[], Mapping[str, int]] = dict,
         ran_out: Callable[[], bool] = lambda: False,
+        spans: RequestSpans | None = None,
     ) -> None:
         self._memory = memory
         self._ran_out = ran_out
+        self._spans = spans
         self._broker = broker
         self._metrics = metrics
         self._forget = forget
@@ -106,11 +120,26 @@ class Publisher:
         """Where the entries of what is held lie."""
         return {held.delivery.entry.place for held in self._held.values()}
 
-    def hold(self, delivery: Delivery, *, tenant: str, stream: bool) -> None:
+    def hold(
+        self,
+        delivery: Delivery,
+        *,
+        tenant: str,
+        stream: bool,
+        kind: str = "",
+        traceparent: str | None = None,
+    ) -> None:
         """Answer for a request from now on."""
         now = asyncio.get_running_loop().time()
-        self._held[delivery.key] = Held(delivery, tenant, stream, held_at=now)
+        self._held[delivery.key] = Held(delivery, tenant, stream, kind, traceparent, held_at=now)
         self._empty.clear()
+
+    def prepared(self, keys: Iterable[Key]) -> None:
+        """These are put into the engine now."""
+        if self._spans is not None:
+            now = asyncio.get_running_loop().time()
+            for key in keys:
+                self._held[key].prepared_at = now
 
     def take(self, outputs: list[Output]) -> None:
         """Take what a step brought forth; returns at once."""
@@ -121,6 +150,8 @@ class Publisher:
             event = output.event
             if isinstance(event, Finished):
                 held.finished = event
+                if self._spans is not None:
+                    held.finished_at = asyncio.get_running_loop().time()
             elif not held.stream:
                 continue  # the end will tell it all
             elif isinstance(event, Tokens):
@@ -134,13 +165,18 @@ class Publisher:
             self._told.clear()
             self._work.set()
 
-    def lose(self, keys: list[Key]) -> None:
+    def lose(self, keys: list[Key], how: Left = "lost") -> None:
         """Fall silent about these: they are not this worker's any more."""
-        lost = [key for key in keys if self._held.pop(key, None) is not None]
-        if not lost:
+        gone = [held for key in keys if (held := self._held.pop(key, None)) is not None]
+        if not gone:
             return
-        for key in lost:
-            self._dirty.pop(key, None)
+        lost = [held.delivery.key for held in gone]
+        now = asyncio.get_running_loop().time()
+        for held in gone:
+            self._dirty.pop(held.delivery.key, None)
+            log.debug("request left", **_about(held), how=how)
+            if self._spans is not None:
+                self._spans.left(held, how, now)
         if self._ran_out():
             # Otherwise they were cancelled, or handed back.
             self._metrics.leases_lost(len(lost))
@@ -216,11 +252,16 @@ class Publisher:
         ended: list[End] = []
         latencies_s: list[float] = []
         now = asyncio.get_running_loop().time()
+        says_so = log.is_enabled_for(logging.DEBUG)
         for (held, end), ok in zip(finishes, ours, strict=True):
             key = held.delivery.key
             if not ok:
                 lost.append(key)
             elif self._held.pop(key, None) is not None:
+                if self._spans is not None:
+                    self._spans.ended(held, end, now)
+                if says_so:
+                    log.debug("request ended", **_about(held), **_outcome(end))
                 delivery = held.delivery
                 ended.append(end)
                 latencies_s.append((delivery.now_ms - delivery.accepted_at_ms) / 1000 + now - held.held_at)
@@ -263,6 +304,16 @@ def _end(identity: End, held: Held, finished: Finished) -> End:
     )
 
 
+def _about(held: Held) -> dict[str, Any]:
+    """What a log line says of which request it is about."""
+    rid, epoch = held.delivery.key
+    return {"rid": rid, "epoch": epoch, **trace_of(held.traceparent)}
+
+
+def _outcome(end: End) -> dict[str, str]:
+    return {"outcome": end.state} if end.error is None else {"outcome": end.state, "code": end.error.code}
+
+
 def _delta(tokens: Tokens) -> Delta:
     return Delta(
         index=tokens.index,
@@ -275,7 +326,7 @@ def _delta(tokens: Tokens) -> Delta:
 
 def _unusable(held: Held, error: Exception) -> Finished:
     kind = type(error).__name__
-    log.error("answer cannot be put into a message", rid=held.delivery.entry.rid, error=kind)
+    log.error("answer cannot be put into a message", **_about(held), error=kind)
     return Finished("failed", error=GenerationFailed(f"the answer cannot be put into a message ({kind})"))
 
 

@@ -7,7 +7,7 @@ import contextlib
 import random
 import time
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
@@ -27,6 +27,9 @@ from streamfleet_worker.presence import COURTESY_S, Presence
 from streamfleet_worker.publisher import Publisher
 from streamfleet_worker.vitals import Vitals
 
+if TYPE_CHECKING:
+    from streamfleet_worker.request_spans import RequestSpans
+
 LAST_WORDS_S = 5.0
 """How long a drain that has run out of time goes on trying to say so."""
 TELL_S = 1.0
@@ -39,6 +42,8 @@ SWEEPS = 4
 """So often within a lease each worker sweeps: if nobody has for half a lease, the server is thought to have
 stood still, and nothing is taken from anybody."""
 CANCEL_AGAIN_S = 0.1
+RIDS_SAID = 20
+"""So many requests, at most, are named in one line of the log."""
 
 log = structlog.get_logger()
 
@@ -62,6 +67,7 @@ class Worker:
         block_ms: how long a read waits for work.
         moved: is called again and again while the event loop moves.
         clock: seconds, monotonic; the engine's clock too.
+        spans: make the spans of what has ended, where they are wanted.
     """
 
     def __init__(
@@ -82,6 +88,7 @@ class Worker:
         block_ms: int = BLOCK_MS,
         moved: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
+        spans: RequestSpans | None = None,
     ) -> None:
         self.name = name
         self.metrics = Metrics(broker.keys.queue, version, slot)
@@ -96,6 +103,7 @@ class Worker:
             freed=self._wake,
             memory=lambda: engine.memory,
             ran_out=lambda: self._leases.ran_out,
+            spans=spans,
         )
         self._launch_log = LaunchLog(broker, name)
         self._intake = Intake(engine, self._publisher, self.metrics, clock)
@@ -303,7 +311,8 @@ class Worker:
         if not held:
             return
         fault = self.vitals.fault
-        log.warning("requests handed back", count=len(held), reason="fault" if fault else "drain")
+        rids = [delivery.entry.rid for delivery in held[:RIDS_SAID]]
+        log.warning("requests handed back", count=len(held), reason="fault" if fault else "drain", rids=rids)
         try:
             async with asyncio.timeout(LAST_WORDS_S):
                 if fault is None:
@@ -313,7 +322,7 @@ class Worker:
                     await self._broker.hand_back(self.name, crashed=True)
         except (BrokerUnavailable, TimeoutError) as error:
             log.warning("nothing can be handed back: the leases will run out", error=str(error))
-        self._publisher.lose([delivery.key for delivery in held])
+        self._publisher.lose([delivery.key for delivery in held], "handed_back")
 
     async def _leave_nothing(self) -> None:
         """Give back what this worker was given without ever hearing of it, if Redis will hear that."""

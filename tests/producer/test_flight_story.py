@@ -235,6 +235,8 @@ def test_where_it_waits() -> None:
         (waiting(draining=("w1", "w2")), "1 worker takes work of this queue now. 2 others drain."),
         (waiting(is_paused=True), "The queue takes no new requests in; those that it has go on"),
         (waiting(line=None), "A worker has just taken it"),
+        (waiting(line=None, is_far=True), "It waits behind the first 1,000 of its lane."),
+        (waiting(line=Line("bulk", 9, 1000, is_cut=True)), "Place 9 of 1,000 or more in lane bulk."),
         (
             waiting(line=Line("solo", 1, 1)),
             "It is suspected of ending workers, so it will run alone; place 1.",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from streamfleet_common.backlog import Backlog
+from streamfleet_common.backlog import MOST_SEEN, Backlog
+from streamfleet_common.backlog import Line as WaitingLine
 from streamfleet_common.batch_notes import BatchNote
 from streamfleet_common.errors import BrokerUnavailable, InvalidRequest, RequestNotFound
 from streamfleet_common.frames import Frame
@@ -28,6 +29,8 @@ class Line:
     """1 is taken next."""
     waiting: int
     """How many wait in the lane, this one included."""
+    is_cut: bool = False
+    """There may be more: only the first `MOST_SEEN` of a stream are looked at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,8 @@ class Flight:
     """Of its batch: who else was in it."""
     line: Line | None = None
     """None unless it waits in one."""
+    is_far: bool = False
+    """It waits behind the first `MOST_SEEN` of its stream."""
     others: tuple[tuple[str, int], ...] = ()
     """What waits in the other lanes."""
     next_try_at_ms: int | None = None
@@ -125,8 +130,7 @@ async def _open(broker: OperatorBroker, flight: Flight) -> Flight:
         return flight
     if not record.place:
         return replace(flight, next_try_at_ms=await broker.next_try_at_ms(flight.id))
-    line, others = _line(await broker.backlog(), flight.id)
-    return replace(flight, line=line, others=others)
+    return _in_line(flight, await broker.backlog())
 
 
 async def _starts(broker: OperatorBroker, flight: Flight) -> tuple[Start, ...] | None:
@@ -134,17 +138,26 @@ async def _starts(broker: OperatorBroker, flight: Flight) -> tuple[Start, ...] |
     return None if found is None else tuple(found)
 
 
-def _line(backlog: Backlog, rid: str) -> tuple[Line | None, tuple[tuple[str, int], ...]]:
-    """Where it stands, and what waits in the other lanes; None if a worker has just taken it."""
+def _in_line(flight: Flight, backlog: Backlog) -> Flight:
+    """With where it stands, and what waits in the other lanes; with no line if a worker has just taken it."""
     waiting: dict[str, int] = {}
-    own = ""
+    cut: set[str] = set()
     for line in backlog.lines:
-        lane = _LANE_LETTERS[line.letter.lower()]
+        lane = _lane_of(line)
         waiting[lane] = waiting.get(lane, 0) + len(line.rids)
-        if rid in line.rids:
-            own = lane
+        if len(line.rids) >= MOST_SEEN:
+            cut.add(lane)
+    letter = flight.record.place[:1]
+    own = next(
+        (_lane_of(line) for line in backlog.lines if flight.id in line.rids), _LANE_LETTERS[letter.lower()]
+    )
     others = tuple((lane, count) for lane, count in waiting.items() if lane != own)
-    place = backlog.positions().get(rid)
+    place = backlog.positions().get(flight.id)
     if place is None:
-        return None, others
-    return Line(own, place, waiting[own]), others
+        # Its own stream may hold more than was looked at.
+        return replace(flight, is_far=own in cut, others=others)
+    return replace(flight, line=Line(own, place, waiting[own], own in cut), others=others)
+
+
+def _lane_of(line: WaitingLine) -> str:
+    return _LANE_LETTERS[line.letter.lower()]

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 
 from rich.cells import cell_len
 
+from streamfleet_common.backlog import MOST_SEEN
 from streamfleet_common.schemas import End
 from streamfleet_producer.operations.advice import advice
 from streamfleet_producer.operations.flight import Flight
@@ -188,6 +189,8 @@ def _waiting(flight: Flight) -> list[tuple[str, str]]:
         at = flight.next_try_at_ms
         soon = f" in {duration(at - flight.now_ms)}" if at is not None and at > flight.now_ms else " now"
         parts.append(("line", f"It failed, and waits for its next try, which may be{soon}."))
+    elif flight.is_far:
+        parts.append(("line", f"It waits behind the first {MOST_SEEN:,} of its lane."))
     elif line is None:
         parts.append(("line", "A worker has just taken it, and begins it now."))
     elif line.lane == "solo":
@@ -206,7 +209,8 @@ def _line(flight: Flight) -> str:
     line = flight.line
     if line is None:
         return ""
-    words = [f"Place {line.place:,} of {line.waiting:,} in lane {line.lane}."]
+    more = " or more" if line.is_cut else ""
+    words = [f"Place {line.place:,} of {line.waiting:,}{more} in lane {line.lane}."]
     if flight.record.place[:1].isupper():
         words.append("It came back from a worker, and goes before the newcomers.")
     others = [f"{count:,} in {lane}" for lane, count in flight.others]

@@ -1,4 +1,4 @@
-"""What the documentation of operations says of gateways and bulk workers is what they are."""
+"""What the documentation of operations says of gateways, bulk workers and exporters is what they are."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 
 from streamfleet_common.settings import FleetSettings
 from streamfleet_producer.bulk.settings import BulkSettings
+from streamfleet_producer.exporter.settings import ExporterSettings
 from streamfleet_producer.gateway.metrics import GatewayMetrics
 from streamfleet_producer.gateway.settings import GatewaySettings
 
@@ -47,6 +48,7 @@ def written(default: Any) -> str:
             SHARED | BULK | {"drain_timeout_s", "log_format", "log_level"},
         ),
         ("Bulk workers", BulkSettings, SHARED),
+        ("The exporter", ExporterSettings, {"redis_url", "log_format", "log_level"}),
     ],
 )
 def test_the_tables_have_all_settings_and_their_defaults(
@@ -54,7 +56,7 @@ def test_the_tables_have_all_settings_and_their_defaults(
 ) -> None:
     told, fields = rows(title), kind.model_fields
 
-    assert told.keys() == fields.keys() - elsewhere - UNSAID
+    assert told.keys() == fields.keys() - elsewhere - UNSAID - (SHARED - elsewhere)
     assert told == {name: written(fields[name].get_default(call_default_factory=True)) for name in told}
     for name in elsewhere:
         assert f"`STREAMFLEET_{name.upper()}`" in section(title)
@@ -71,4 +73,4 @@ def test_what_lies_in_deploy_is_told() -> None:
     told = set(re.findall(r"^\| `([\w./]+)` \|", section("What lies in `deploy`"), re.MULTILINE))
 
     assert {name.rstrip("/") for name in told} <= {path.name for path in (ROOT / "deploy").iterdir()}
-    assert {"Dockerfile", "compose.yaml", "kubernetes/", "systemd/", "nginx.conf"} <= told
+    assert {"Dockerfile", "compose.yaml", "kubernetes/", "systemd/", "prometheus/", "nginx.conf"} <= told

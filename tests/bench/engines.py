@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from streamfleet_common.schemas import GenerateRequest
@@ -30,9 +30,14 @@ def add(engine: GenerationEngine, requests: Sequence[GenerateRequest], first: in
 
 
 def run(
-    engine: GenerationEngine, requests: Sequence[GenerateRequest], arrivals: random.Random | None = None
+    engine: GenerationEngine,
+    requests: Sequence[GenerateRequest],
+    arrivals: random.Random | None = None,
+    seen: Callable[[int, object], None] = lambda _number, _event: None,
 ) -> list[Finished]:
     """Each request's end, when all have theirs. They come all at once, or a few at each step.
+
+    `seen` is called with the number and the event of each output that comes.
 
     Raises:
         RuntimeError: one has failed.
@@ -44,6 +49,7 @@ def run(
         add(engine, requests[arrived : arrived + count], arrived)
         arrived += count
         for output in engine.step().outputs:
+            seen(int(output.key[0]), output.event)
             if isinstance(output.event, Finished):
                 if output.event.error is not None:
                     raise RuntimeError(f"request {output.key[0]} failed") from output.event.error

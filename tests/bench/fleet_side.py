@@ -14,9 +14,10 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 from generation_jobs import request_of
-from generation_side import Job, Result, Setup, serve
+from generation_side import Job, Pieces, Result, Setup, serve
 from load import cpu_us
 from server import process, serving
 from streamfleet_producer import Client
@@ -46,11 +47,12 @@ class FleetSide:
 
     def run(self, jobs: Sequence[Job]) -> Result:
         before = self._cpu_seconds()
-        began = time.perf_counter()
+        self._records: list[dict[str, Any]] = []
+        self._began = began = time.perf_counter()
         answers = self._runner.run(self._answers(jobs))
         seconds = time.perf_counter() - began
         used = {name: total - before[name] for name, total in self._cpu_seconds().items()}
-        return Result(seconds, sum(map(len, answers)), used, answers)
+        return Result(seconds, sum(map(len, answers)), used, answers, self._records)
 
     def close(self) -> None:
         if self._client is not None:
@@ -84,8 +86,20 @@ class FleetSide:
 
     async def _answer(self, job: Job) -> list[int]:
         assert self._client is not None
+        if not self._setup.records:
+            async with self._client.stream(request_of(job)) as tokens:
+                return [token_id async for delta in tokens for token_id in delta.token_ids]
+        pieces = Pieces(job, self._began)
+        answer: list[int] = []
         async with self._client.stream(request_of(job)) as tokens:
-            return [token_id async for delta in tokens for token_id in delta.token_ids]
+            async for delta in tokens:
+                pieces()
+                answer += delta.token_ids
+        end = tokens.result
+        queued_ms = max(0, end.started_at_ms - end.queued_at_ms)
+        size = 0 if end.batch is None else end.batch.size
+        self._records.append(pieces.record(len(answer), queued_ms, size or None))
+        return answer
 
     def _cpu_seconds(self) -> dict[str, float]:
         parts = {name: cpu_us(pid) / 1e6 for name, pid in self._pids.items()}

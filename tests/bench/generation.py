@@ -3,6 +3,7 @@
     python tests/bench/generation.py [--rounds 4] [--json]
     python tests/bench/generation.py --only ours static --requests 16
     python tests/bench/generation.py --check
+    python tests/bench/generation.py --only ours fleet --records runs && streamfleet report runs/*.jsonl
 
 Each side (see `generation_sides.py`, `vllm_side.py`, `fleet_side.py`) is a process of its own. They take
 turns, round by round, while the others idle: what else the machine does meets all of them alike. The ratio
@@ -29,6 +30,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import recorded
 import vllm_peer
 from generation_jobs import make_jobs
 from generation_side import Result, Setup
@@ -80,6 +82,7 @@ def prepare(options: argparse.Namespace) -> Setup:
         max_seq_len=min(MAX_SEQ_LEN, loaded.max_positions),
         eos_token_ids=sorted(loaded.eos_token_ids),
         jobs=make_jobs(loaded.tokenizer, options.requests, options.scale),
+        records=options.records is not None,
     )
 
 
@@ -188,6 +191,7 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", default=[*SIDES], choices=[*SIDES], metavar="SIDE")
     parser.add_argument("--skip", nargs="+", default=[], choices=[*SIDES], metavar="SIDE")
     parser.add_argument("--check", action="store_true")
+    recorded.add_option(parser)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
 
@@ -199,14 +203,43 @@ def main() -> int:
         vllm_peer.prepare()
     setup = prepare(options)
     rounds = measure(names, setup, options)
+    if options.records is not None:
+        record(setup, rounds, options.records)
     found = {name: summary(name, rounds, options) for name in names}
     if options.json:
-        results = {name: [asdict(result) for result in rounds[name]] for name in names}
-        print(json.dumps({"settings": vars(options), "sides": found, "rounds": results}))
+        results = {
+            name: [{**asdict(result), "records": len(result.records)} for result in rounds[name]]
+            for name in names
+        }
+        print(
+            json.dumps(
+                {
+                    "settings": {**vars(options), "records": str(options.records)},
+                    "sides": found,
+                    "rounds": results,
+                }
+            )
+        )
     else:
         report(setup, found, options)
     wrong = [name for name in CHECKED if name in found and found[name]["same"] < found[name]["compared"]]
     return 1 if options.check and wrong else 0
+
+
+def record(setup: Setup, rounds: Rounds, folder: Path) -> None:
+    """Write what the last round of each side was like, as far as the side can tell."""
+    settings = {
+        "model": setup.model,
+        "precision": setup.precision,
+        "threads": setup.threads,
+        "batch": setup.batch,
+        "requests": f"{len(setup.jobs)}, all there at once",
+    }
+    for name, results in rounds.items():
+        if results[-1].records:
+            recorded.write(folder, name, results[-1].records, settings, SIDES[name].title)
+        else:
+            print(f"{name} tells no times of single requests", file=sys.stderr)
 
 
 def report(setup: Setup, found: dict[str, Any], options: argparse.Namespace) -> None:

@@ -9,6 +9,7 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -37,6 +38,8 @@ class Setup:
     max_seq_len: int
     eos_token_ids: list[int]
     jobs: list[Job]
+    records: bool = False
+    """Tell when the pieces of each answer came, if the side can."""
 
     def write(self, file: Path) -> None:
         file.write_text(json.dumps(asdict(self)))
@@ -63,6 +66,40 @@ class Result:
     """By process."""
     answers: list[list[int]] = field(default_factory=list)
     """Token ids of each job; empty where no jobs are answered."""
+    records: list[dict[str, Any]] = field(default_factory=list)
+    """Of each job, what `streamfleet report` reads; empty if it was not asked for, or cannot be told."""
+
+
+class Pieces:
+    """When the pieces of one answer came."""
+
+    def __init__(self, job: Job, began: float) -> None:
+        """The round `began` then, on the clock of `time.perf_counter`, as the job did."""
+        self._job = job
+        self._began = began
+        self._at_ms: list[float] = []
+
+    def __call__(self) -> None:
+        """One has come."""
+        self._at_ms.append(round((time.perf_counter() - self._began) * 1000, 3))
+
+    def record(self, tokens: int, started_ms: float | None, batch: int | None = None) -> dict[str, Any]:
+        """The line of the job, which has ended now and began to run `started_ms` after its submission."""
+        self()
+        *pieces, ended = self._at_ms
+        return {
+            "type": "request",
+            "submitted_ms": 0.0,
+            "started_ms": None
+            if started_ms is None
+            else min(float(started_ms), pieces[0] if pieces else ended),
+            "first_token_ms": pieces[0] if pieces else None,
+            "ended_ms": ended,
+            "gaps_ms": [round(b - a, 3) for a, b in pairwise(pieces)],
+            "prompt_tokens": len(self._job.prompt_token_ids),
+            "completion_tokens": tokens,
+            "batch_size": batch,
+        }
 
 
 class Side(Protocol):

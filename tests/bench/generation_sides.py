@@ -13,6 +13,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,9 @@ from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
 import engines
 from generation_jobs import request_of
-from generation_side import Job, Result, Setup, Side, serve, timed
+from generation_side import Job, Pieces, Result, Setup, Side, serve, timed
 from streamfleet_worker.engine import devices, models
+from streamfleet_worker.engine.base import Finished, Tokens
 
 CEILING_STEPS = 64
 PAGE = 256
@@ -130,7 +132,22 @@ class Ours:
 
     def run(self, jobs: Sequence[Job]) -> Result:
         requests = [request_of(job) for job in jobs]
-        return timed(lambda: engines.answers(engines.run(self._engine, requests)))
+        if not self._setup.records:
+            return timed(lambda: engines.answers(engines.run(self._engine, requests)))
+        pieces = [Pieces(job, time.perf_counter()) for job in jobs]
+        records: list[dict[str, Any]] = []
+
+        def seen(number: int, event: object) -> None:
+            if isinstance(event, Tokens):
+                pieces[number]()
+            elif isinstance(event, Finished):
+                size = None if event.launch is None else event.launch.size
+                tokens = len(event.choices[0].token_ids)
+                # Here they are in the engine at once; what they wait for is a row.
+                records.append(pieces[number].record(tokens, event.timing.wait_ms, size or None))
+
+        result = timed(lambda: engines.answers(engines.run(self._engine, requests, seen=seen)))
+        return replace(result, records=records)
 
 
 class Forward:

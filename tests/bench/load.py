@@ -25,6 +25,8 @@ FIRST_LIMIT_S = 60.0
 """How long a worker may take to be there."""
 
 _T = TypeVar("_T")
+Span = tuple[float, float]
+"""When a request was sent and when its result was there, in seconds."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,8 @@ class Load:
     trips: int
     worker_pid: int
     server_pid: int
+    records: str = ""
+    """A file for what `streamfleet report` draws, without its head; "" for none."""
 
     @classmethod
     def read(cls) -> Load:
@@ -95,24 +99,24 @@ async def measure(
         _check(await alone())
     await asyncio.gather(*(call() for _ in range(2 * load.in_flight)))
 
-    trips = []
+    trips: list[Span] = []
     for _ in range(load.trips):
         began = time.perf_counter()
         _check(await alone())
-        trips.append(time.perf_counter() - began)
+        trips.append((began, time.perf_counter()))
 
-    latencies: list[float] = []
+    crowded: list[Span] = []
 
     async def caller(until: float) -> None:
         while (began := time.perf_counter()) < until:
             _check(await call())
-            latencies.append(time.perf_counter() - began)
+            crowded.append((began, time.perf_counter()))
 
     around(True)
     meter = _Meter(load)
     until = meter.began + load.seconds
     await asyncio.gather(*(caller(until) for _ in range(load.in_flight)))
-    result = meter.result(trips, latencies)
+    result = meter.result(trips, crowded)
     around(False)
     return result
 
@@ -126,13 +130,13 @@ def measure_blocking(load: Load, send: Callable[[], _T], get: Callable[[_T], Any
     for sent in [send() for _ in range(2 * load.in_flight)]:
         _check(get(sent))
 
-    trips = []
+    trips: list[Span] = []
     for _ in range(load.trips):
         began = time.perf_counter()
         _check(get(send()))
-        trips.append(time.perf_counter() - began)
+        trips.append((began, time.perf_counter()))
 
-    latencies: list[float] = []
+    crowded: list[Span] = []
     waiting: deque[tuple[float, _T]] = deque()
     meter = _Meter(load)
     until = meter.began + load.seconds
@@ -141,8 +145,8 @@ def measure_blocking(load: Load, send: Callable[[], _T], get: Callable[[_T], Any
             waiting.append((time.perf_counter(), send()))
         began, sent = waiting.popleft()
         _check(get(sent))
-        latencies.append(time.perf_counter() - began)
-    return meter.result(trips, latencies)
+        crowded.append((began, time.perf_counter()))
+    return meter.result(trips, crowded)
 
 
 class _Meter:
@@ -154,17 +158,20 @@ class _Meter:
         self._others_before = self._others()
         self.began = time.perf_counter()
 
-    def result(self, trips: list[float], latencies: list[float]) -> dict[str, Any]:
+    def result(self, trips: list[Span], crowded: list[Span]) -> dict[str, Any]:
         seconds = time.perf_counter() - self.began
-        count = len(latencies)
-        return {
+        count = len(crowded)
+        result = {
             "requests": count,
             "requests_per_s": round(count / seconds),
-            "alone": percentiles(trips),
-            "crowded": percentiles(latencies),
+            "alone": percentiles([ended - began for began, ended in trips]),
+            "crowded": percentiles([ended - began for began, ended in crowded]),
             "others_cores": round(max(0.0, self._others() - self._others_before) / seconds / 1e6, 2),
             "cpu_us": {part: round((us - self._cpu[part]) / count, 1) for part, us in self._used().items()},
         }
+        if self._load.records:
+            _record(Path(self._load.records), {"alone": trips, "crowded": crowded})
+        return result
 
     def _others(self) -> float:
         """CPU time of all that is not measured here, in microseconds."""
@@ -177,6 +184,19 @@ class _Meter:
             "worker": cpu_us(self._load.worker_pid),
             "redis": cpu_us(self._load.server_pid),
         }
+
+
+def _record(file: Path, parts: dict[str, list[Span]]) -> None:
+    """Write the lines of the requests, times counted from the first one on."""
+    first = min(began for spans in parts.values() for began, _ in spans)
+    with file.open("w") as out:
+        for kind, spans in parts.items():
+            for began, ended in spans:
+                times = {
+                    "submitted_ms": round((began - first) * 1000, 3),
+                    "ended_ms": round((ended - first) * 1000, 3),
+                }
+                out.write(json.dumps({"type": "request", "kind": kind, **times}) + "\n")
 
 
 def _check(answer: object) -> None:

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import torch
 
+from streamfleet_producer.report.figures import Figures
+from streamfleet_producer.report.reading import read
 from tiny_model import tiny_model
 
 HERE = Path(__file__).parent
@@ -40,6 +42,33 @@ def test_the_fleet_goes_through_a_round() -> None:
     assert 0 < row["alone"]["p50_ms"] <= row["alone"]["p99_ms"]
     assert 0 < row["crowded"]["p50_ms"] <= row["crowded"]["p99_ms"]
     assert row["cpu_us"].keys() == {"producer", "worker", "redis"}
+
+
+def test_the_fleet_s_requests_are_recorded_for_a_report(tmp_path: Path) -> None:
+    arguments = (
+        "--only",
+        "streamfleet",
+        "--rounds",
+        "1",
+        "--seconds",
+        "0.2",
+        "--trips",
+        "3",
+        "--quiet",
+        "99",
+    )
+
+    (round_,) = found("fleet.py", *arguments, "--in-flight", "8", "--records", str(tmp_path))["rounds"]
+
+    (file,) = tmp_path.iterdir()
+    recorded = read(file)
+    assert recorded.head.label == "streamfleet"
+    assert {kind: len(series) for kind, series in recorded.series.items()} == {
+        "alone": 3,
+        "crowded": round_["streamfleet"]["requests"],
+    }
+    alone = Figures.of(recorded.series["alone"]).latencies["e2e"].cuts
+    assert alone["p50"] == pytest.approx(round_["streamfleet"]["alone"]["p50_ms"], abs=0.01)
 
 
 def test_the_server_s_cost_of_each_step_and_delta_is_measured_with_and_without_aof() -> None:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json as json_lib
-import os
-import platform
 import shlex
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import IO, Annotated
 
@@ -29,6 +26,7 @@ from streamfleet_producer.cli.terminal import FAILED, print_json, print_table, p
 from streamfleet_producer.load import LoadRun, Plan
 from streamfleet_producer.report.comparison import COUNTS, compared, latency_quantities, measured
 from streamfleet_producer.report.figures import MEASURES
+from streamfleet_producer.report.machine import machine, versions
 from streamfleet_producer.report.reading import read
 from streamfleet_producer.report.records import Head, RequestLine, SampleLine, encode
 from streamfleet_producer.ticket import Options
@@ -167,7 +165,7 @@ class _Told:
             loop="closed" if plan.rate is None else "open",
             warmup_ms=self.warmup_s * 1000,
             machine=machine(),
-            versions={"streamfleet": version("streamfleet"), "Python": platform.python_version()},
+            versions=versions(),
             model={name: value for name, value in model.items() if value},
             settings={
                 "queue": queue,
@@ -178,17 +176,6 @@ class _Told:
                 "prompts": f"{prompts:,}, in turn",
             },
         )
-
-
-def machine() -> dict[str, str]:
-    """The machine that sends the load, in the words of its system."""
-    found = {"system": platform.platform(terse=True), "cores": str(os.cpu_count() or "?")}
-    try:
-        lines = Path("/proc/cpuinfo").read_text("utf-8", "replace").splitlines()
-    except OSError:  # only Linux has it
-        lines = []
-    name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
-    return {**({"processor": name[:200]} if name else {}), **found}
 
 
 async def _load(

@@ -140,39 +140,34 @@ def rate_curves(figures: Figures) -> tuple[Curve, Curve]:
 
     A streamed answer's tokens are spread evenly from its first one to its end; of others all count then.
     """
-    step = slice_ms(figures.ended_ms - figures.began_ms)
-    first = math.floor(figures.began_ms / step)
-    count = math.floor(figures.ended_ms / step) - first + 1
+    span = figures.ended_ms - figures.began_ms
+    if not figures.done or span <= 0:
+        return Curve([], []), Curve([], [])
+    # All of one length, counted from the first submission: one that the end cuts short would tell too much.
+    count = math.ceil(span / slice_ms(span) - 1e-9)
+    step = span / count
     requests, tokens = [0.0] * count, [0.0] * count
     series = figures.series
     columns = (series.first_ms, series.ended_ms, series.completion_tokens, series.is_done)
+
+    def slice_of(at_ms: float) -> int:
+        return min(count - 1, math.floor((at_ms - figures.began_ms) / step))
+
     for begun, ended, amount, is_done in zip(*columns, strict=True):
         if not is_done:
             continue
-        last = math.floor(ended / step) - first
+        last = slice_of(ended)
         requests[last] += 1
         if begun == UNKNOWN or ended <= begun:
             tokens[last] += amount
             continue
-        for place in range(math.floor(begun / step) - first, last + 1):
-            low, high = (first + place) * step, (first + place + 1) * step
-            tokens[place] += amount * (min(ended, high) - max(begun, low)) / (ended - begun)
-    at_s, widths_s = [], []
-    for place in range(count):
-        low = max(figures.began_ms, (first + place) * step)
-        high = min(figures.ended_ms, (first + place + 1) * step)
-        at_s.append((low + high) / 2000)
-        widths_s.append((high - low) / 1000)
-    # The two at the ends are cut where the run was; a sliver of one says nothing.
-    whole = [width >= step / 4000 for width in widths_s]
-    if not any(whole):
-        return Curve([], []), Curve([], [])
-
-    def curve(totals: list[float]) -> Curve:
-        kept = [place for place in range(count) if whole[place]]
-        return Curve([at_s[p] for p in kept], [totals[p] / widths_s[p] for p in kept])
-
-    return curve(requests), curve(tokens) if any(tokens) else Curve([], [])
+        for place in range(slice_of(begun), last + 1):
+            low = figures.began_ms + place * step
+            overlap = min(ended, low + step) - max(begun, low)
+            tokens[place] += amount * max(0.0, overlap) / (ended - begun)
+    at_s = [(figures.began_ms + (place + 0.5) * step) / 1000 for place in range(count)]
+    rates = [Curve(at_s, [total * 1000 / step for total in totals]) for totals in (requests, tokens)]
+    return rates[0], rates[1] if any(tokens) else Curve([], [])
 
 
 def sample_curve(run: Run, column: array[float], of: array[float] | None = None) -> Curve:

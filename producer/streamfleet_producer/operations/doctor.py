@@ -47,23 +47,23 @@ async def examine(
         return [*checks, Check("server", "reachable", "fault", error.message, _way_in(error))]
     checks += [Check("server", "reachable", "ok", "it answers"), *check_server(server)]
     try:
-        names = await OperatorBroker(connections, "any").queues()
+        names: list[str] | None = await OperatorBroker(connections, "any").queues()
     except BrokerUnavailable as error:
         if error.reason != "forbidden":
             raise
         words = "this user may not list them: name them with --queue"
         checks.append(Check("server", "queues", "unseen", words))
-        names = list(queues)
-    missing = [name for name in queues if name not in names]
+        names = None
+    missing = [name for name in queues if names is not None and name not in names]
     if missing:
-        there = ", ".join(names) or "none"
+        there = ", ".join(names or ()) or "none"
         raise ModelNotFound(
             f"no worker has ever announced queue {missing[0]!r}; the queues there are: {there}", known=names
         )
-    chosen = list(queues) or names
+    chosen = list(queues) or names or []
     if role is not None:
         checks.append(await check_rights(connections, role, user, chosen, knows_newer=_knows_newer(server)))
-    if not chosen:
+    if names == []:
         words = "no worker has ever announced one"
         checks.append(Check("server", "queues", "warning", words, "streamfleet worker --queue NAME"))
     for name in chosen:

@@ -205,13 +205,8 @@ def sweeps(queue: QueueFacts) -> Check:
     ago = queue.now_ms - int(last) if last.isdigit() else None
     words = "nobody has ever swept" if ago is None else f"the last one {seconds(max(0, ago))} ago"
     if queue.cards and ago is None:
-        return _check(
-            queue,
-            "sweeps",
-            "warning",
-            f"{words}: a worker does so within seconds",
-            "look again in half a minute",
-        )
+        words += ": a worker does so within seconds"
+        return _check(queue, "sweeps", "warning", words, "look again in half a minute")
     if queue.cards and ago is not None and ago > SWEEP_LEASES * queue.lease_ms:
         return _check(
             queue,
@@ -250,29 +245,23 @@ def groups(queue: QueueFacts) -> Check:
 
 
 def ownerless(queue: QueueFacts) -> Check:
-    """Requests that a worker holds which is gone, and that nobody takes back."""
+    """Requests that silent workers hold, and that nobody takes back."""
     if queue.streams is None:
         return _unseen(queue, "lost work")
-    held = [
-        consumer
-        for _, consumer in queue.consumers
-        if consumer.pending and consumer.name not in queue.control.workers
-    ]
-    count = sum(one.pending for one in held)
-    late = any(one.idle_ms > 2 * queue.lease_ms for one in held)
-    words = f"{count:,} requests are held by {len({one.name for one in held})} workers without a card"
-    if held and late:
+    lost = sum(one.lost for one in queue.streams)
+    if lost:
         return _check(
             queue,
             "lost work",
             "fault",
-            f"{words}, for longer than a lease: nobody sweeps",
+            f"{lost:,} requests are held by workers that were silent for two leases: nobody sweeps",
             f"streamfleet worker --queue {queue.name}, or streamfleet bulk cron",
         )
-    if held:
-        return _check(
-            queue, "lost work", "ok", f"{words}; a sweep gives them to others when its lease is over"
-        )
+    held = {one.name: one.pending for _, one in queue.consumers if one.name not in queue.control.workers}
+    count = sum(held.values())
+    if count:
+        words = f"{count:,} requests of workers without a card: a sweep gives them to others in time"
+        return _check(queue, "lost work", "ok", words)
     return _check(queue, "lost work", "ok", "none")
 
 

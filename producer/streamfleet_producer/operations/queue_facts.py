@@ -10,6 +10,7 @@ from streamfleet_common.backlog import Backlog
 from streamfleet_common.cards import Card
 from streamfleet_common.control import Control
 from streamfleet_common.depth import Depth
+from streamfleet_common.housekeeping import LEASE_MS
 from streamfleet_common.keys import GROUP, QUEUES
 from streamfleet_producer.operations.operator_broker import OperatorBroker
 
@@ -38,6 +39,8 @@ class StreamFacts:
     consumers: tuple[Consumer, ...]
     last_read_ms: int
     """The time in the id of the entry that was read last."""
+    lost: int = 0
+    """Entries whose lease is over since more than another lease; up to `LOOKED_AT`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +70,18 @@ class QueueFacts:
 
     @property
     def lease_ms(self) -> int:
-        lease = self.control.settings.get("lease_ms", "")
-        return int(lease) if lease.isdigit() else 15_000
+        return lease_of(self.control)
 
     @property
     def consumers(self) -> list[tuple[str, Consumer]]:
         """All who have read, with the stream that each of them read."""
         return [(one.name, consumer) for one in self.streams or () for consumer in one.consumers]
+
+
+def lease_of(control: Control) -> int:
+    """How long a worker may be silent, as the workers announced it."""
+    lease = control.settings.get("lease_ms", "")
+    return int(lease) if lease.isdigit() else LEASE_MS
 
 
 class Inspector(OperatorBroker):
@@ -100,7 +108,7 @@ class Inspector(OperatorBroker):
             control=control,
             cards=tuple(cards),
             depth=depth,
-            streams=await permitted(self._seen_streams),
+            streams=await permitted(lambda: self._seen_streams(lease_of(control))),
             sweep=None if sweep is None else {_text(key): _text(value) for key, value in sweep.items()},
             overdue=None if overdue is None else int(overdue),
             backlog=backlog,
@@ -117,11 +125,15 @@ class Inspector(OperatorBroker):
             pipe.getrange(self.keys.record(rid), 0, 0)
         return sum(not found for found in await pipe.execute())
 
-    async def _seen_streams(self) -> tuple[StreamFacts, ...]:
+    async def _seen_streams(self, lease_ms: int) -> tuple[StreamFacts, ...]:
         found = []
         groups = await self._ask_streams(lambda pipe, name: pipe.xinfo_groups(name))
         consumers = await self._ask_streams(lambda pipe, name: pipe.xinfo_consumers(name, GROUP))
-        for (stream, number, its_groups), (_, _, its_consumers) in zip(groups, consumers, strict=True):
+        silent = await self._ask_streams(
+            lambda pipe, name: pipe.xpending_range(name, GROUP, "-", "+", LOOKED_AT, idle=2 * lease_ms)
+        )
+        for at, (stream, number, its_groups) in enumerate(groups):
+            its_consumers, its_silent = consumers[at][2], silent[at][2]
             if isinstance(its_groups, Exception):
                 if "no such key" in str(its_groups):
                     continue
@@ -138,6 +150,7 @@ class Inspector(OperatorBroker):
                         Consumer(_text(one["name"]), int(one["pending"]), int(one["idle"])) for one in read_by
                     ),
                     last_read_ms=int(last.partition("-")[0]),
+                    lost=len(its_silent) if mine and not isinstance(its_silent, Exception) else 0,
                 )
             )
         return tuple(found)

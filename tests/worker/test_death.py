@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Awaitable, Callable
 
 import pytest
+import structlog
 
+import gated_engine
 from eventually import eventually
 from gated_engine import GatedEngine
 from hired import Hired, end, ends, record, submit
@@ -124,3 +127,27 @@ async def test_a_part_that_dies_ends_the_worker(
         assert (found.state, found.crashes) == ("queued", 1), "what could not be told is somebody else's"
     else:
         assert (await end(broker, rid)).text == echo(5), "what ran was finished"
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (KeyError("canary-91"), "KeyError"),
+        (ValueError("canary-91 is no token"), "ValueError"),
+        (RuntimeError("device-side assert"), "RuntimeError: device-side assert"),
+    ],
+)
+async def test_the_log_of_a_death_names_the_place_and_quotes_only_the_machine(
+    hire: Hire, error: Exception, said: str
+) -> None:
+    with structlog.testing.capture_logs() as lines:
+        hired = await hire(GatedEngine(), drain_timeout_s=3600.0)
+        hired.engine.broken = error
+        await submit(hired.worker._broker, ["ECHO 50"])
+        with pytest.raises(GenerationFailed) as caught:
+            await hired.ended()
+    (died,) = [line for line in lines if line["event"] == "a part of the worker died"]
+    assert died["error"] == said
+    assert died["at"][-1].startswith(gated_engine.__file__)
+    assert said in str(caught.value)
+    assert "canary" not in repr(lines) + "".join(traceback.format_exception(caught.value))

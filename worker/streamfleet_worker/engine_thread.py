@@ -18,6 +18,7 @@ import structlog
 
 from streamfleet_common.schemas import Request
 from streamfleet_worker.engine.base import Arrival, Engine, EngineInfo, Key, Room, Step
+from streamfleet_worker.engine.faults import death_of
 
 Order = Callable[[Engine], None]
 
@@ -145,7 +146,7 @@ class EngineThread:
         try:
             engine.close()
         except Exception as error:  # noqa: BLE001 (nothing is lost with it any more)
-            log.warning("the engine could not be closed", error=f"{type(error).__name__}: {error}")
+            log.warning("the engine could not be closed", error=death_of(error))
 
     def _serve(self, engine: Engine) -> None:
         while True:

@@ -18,6 +18,7 @@ from streamfleet_common.errors import BrokerUnavailable, GenerationFailed, Model
 from streamfleet_common.schemas import End, Start
 from streamfleet_worker.consumer import Consumer
 from streamfleet_worker.engine.base import Engine, Key
+from streamfleet_worker.engine.faults import death_of, frames_of
 from streamfleet_worker.engine_thread import EngineThread, Report
 from streamfleet_worker.intake import Intake
 from streamfleet_worker.launch_log import LaunchLog
@@ -370,11 +371,10 @@ class Worker:
             self._die(task.get_name(), error)
 
     def _die(self, part: str, error: BaseException) -> None:
-        kind = f"{type(error).__name__}: {error}"
-        log.critical("a part of the worker died", part=part, error=kind, exc_info=error)
+        kind = death_of(error)
+        log.critical("a part of the worker died", part=part, error=kind, at=frames_of(error))
         if self.vitals.fault is None:
             fault = GenerationFailed(f"the {part} died ({kind}); start the worker again", retryable=True)
-            fault.__cause__ = error
             self.vitals.fault = fault
         self._stop.set()
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import traceback
+from collections.abc import Mapping
+from typing import Any
 
 from streamfleet_common.errors import GenerationFailed, StreamfleetError, from_wire
 from streamfleet_worker.engine.item import RetryLater
@@ -63,6 +65,27 @@ def failure_of(error: Exception, place: int | None = None) -> StreamfleetError:
         return GenerationFailed(f"it failed on this request: {type(error).__name__}")
     failure.retryable = is_retryable
     return failure
+
+
+def about(key: tuple[str, int]) -> Mapping[str, Any]:
+    """The `extra` of a log line that is about a request."""
+    return {"rid": key[0], "epoch": key[1]}
+
+
+def death_of(error: BaseException) -> str:
+    """What a log may have of an error that ended more than a request.
+
+    Its words only where the machine, or we, have chosen them: those of any other may quote what was at hand.
+    """
+    kind = type(error).__name__
+    machines = isinstance(error, (MemoryError, OSError, RuntimeError, StreamfleetError))
+    return f"{kind}: {words_of(error)}" if machines else kind
+
+
+def frames_of(error: BaseException, most: int = 8) -> list[str]:
+    """Where it was raised, the innermost place last. Without its words, as in `place_of`."""
+    frames = traceback.extract_tb(error.__traceback__)[-most:]
+    return [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames]
 
 
 def place_of(error: Exception) -> str:

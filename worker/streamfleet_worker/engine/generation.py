@@ -31,7 +31,7 @@ from streamfleet_worker.engine.decision import PreparedDecision
 from streamfleet_worker.engine.decision_answer import DecisionAnswer
 from streamfleet_worker.engine.decision_preparer import DecisionPreparer
 from streamfleet_worker.engine.exactness import Exactness
-from streamfleet_worker.engine.faults import is_out_of_memory
+from streamfleet_worker.engine.faults import about, is_out_of_memory, place_of
 from streamfleet_worker.engine.forward import Forward
 from streamfleet_worker.engine.guide_compiler import GuideCompiler
 from streamfleet_worker.engine.kv_cache import KVCache
@@ -429,7 +429,9 @@ class GenerationEngine:
 
     def _fail(self, sequence: Sequence, error: Exception, step: Step) -> None:
         """A choice has failed, and with it its request."""
-        log.warning("request %s epoch %d failed: %s", *sequence.key, error)
+        # Without the error's own words, which may quote the prompt.
+        where, key = place_of(error), sequence.key
+        log.warning("request %s epoch %d failed: %s", *key, where, extra=about(key))
         self._end(sequence.key, "failed", step, _failure(error))
 
     def _end(self, key: Key, state: EndState, step: Step, error: StreamfleetError) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from streamfleet_common.errors import GenerationFailed
-from streamfleet_worker.engine.faults import is_out_of_memory
+from streamfleet_worker.engine.faults import is_out_of_memory, place_of
 
 if TYPE_CHECKING:
     from streamfleet_worker.engine.forward import Forward, Outcome
@@ -93,7 +93,8 @@ class Passes:
                     f"the model fails on any input ({own}): the worker must start anew", retryable=True
                 ) from own
             return
-        log.warning("a pass of %d sequences failed, halving it: %s", len(decodes) + len(chunks), error)
+        where = place_of(error)
+        log.warning("a pass of %d sequences failed, halving it: %s", len(decodes) + len(chunks), where)
         if decodes and chunks:
             parts = [(decodes, []), ([], chunks)]
         else:

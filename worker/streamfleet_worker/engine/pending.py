@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from streamfleet_common.errors import DeadlineExceeded
 from streamfleet_worker.engine.asked import Asked, Shared
 from streamfleet_worker.engine.base import Finished, Output, Parts
-from streamfleet_worker.engine.faults import failure_of, place_of
+from streamfleet_worker.engine.faults import about, failure_of, place_of
 from streamfleet_worker.engine.item import RetryLater
 
 if TYPE_CHECKING:
@@ -113,7 +113,10 @@ class Pending:
             if asked.key not in self._asked:
                 continue  # it has this item twice
             # Without the error's own words, which may quote the item.
-            log.warning("request %s epoch %d failed on item %d: %s", *asked.key, place, place_of(error))
+            where = place_of(error)
+            log.warning(
+                "request %s epoch %d failed on item %d: %s", *asked.key, place, where, extra=about(asked.key)
+            )
             cause = failure_of(error, place if asked.job.n > 1 else None)
             self._end(asked, asked.failed("failed", self._clock(), cause, after_s), outputs)
 
@@ -135,7 +138,8 @@ class Pending:
         try:
             finished = asked.answer(now)
         except Exception as error:  # noqa: BLE001  results that make no answer fail their request alone
-            log.warning("request %s epoch %d has no answer: %s", *asked.key, place_of(error))
+            where = place_of(error)
+            log.warning("request %s epoch %d has no answer: %s", *asked.key, where, extra=about(asked.key))
             finished = asked.failed("failed", now, failure_of(error))
         self._end(asked, finished, outputs)
 

@@ -26,11 +26,15 @@ def top(
     queue: Annotated[
         list[str] | None,
         Option(
-            "--queue", "-q", help="This queue, or those like 'chat-*'; may be repeated.", show_default=False
+            "--queue",
+            "-q",
+            metavar="QUEUE",
+            help="This queue, or those like 'chat-*'; may be repeated.",
+            show_default=False,
         ),
     ] = None,
     interval: Annotated[
-        float, Option(help="Seconds between two readings.", min=0.2, max=3600.0)
+        float, Option(metavar="SECONDS", help="Seconds between two readings.", min=0.2, max=3600.0)
     ] = INTERVAL_S,
     once: Annotated[bool, Option("--once", help="Print one picture and end.")] = False,
     redis_url: options.RedisUrl = options.DEFAULT_URL,

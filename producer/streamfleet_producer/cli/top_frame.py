@@ -100,18 +100,18 @@ def _heads(view: View, redis: str, how_often: str, width: int) -> list[Text]:
 def _totals(view: View) -> Text:
     queues, workers = view.queues, view.workers
     ready = sum(row.state == "ready" for row in workers)
-    text = Text(f"{_many(len(queues), 'queue')} · {_many(ready, 'worker')} ready")
+    parts = [(_many(len(queues), "queue"), ""), (_many(ready, "worker"), "")]
     if len(workers) > ready:
-        text.append(f", {len(workers) - ready} draining", "yellow")
-    text.append(f" · {count(sum(row.figures.queued for row in queues))} waiting")
-    text.append(f" · {count(sum(row.figures.running for row in queues))} running")
-    text.append(f" · {rate(_sum(row.ended_per_s for row in queues))} ended/s")
-    text.append(f" · {rate(_sum(row.generated_tokens_per_s for row in queues))} tokens/s")
+        parts.append((f"{count(len(workers) - ready)} draining", "yellow"))
+    parts.append((f"{count(sum(row.figures.queued for row in queues))} waiting", ""))
+    parts.append((f"{count(sum(row.figures.running for row in queues))} running", ""))
     if dead := sum(row.figures.dead_letters for row in queues):
-        text.append(f" · {count(dead)} dead", "red")
+        parts.append((f"{count(dead)} dead", "red"))
     if view.reading is not None and view.reading.unread:
-        text.append(f" · {_many(view.reading.unread, 'queue')} not read", "bold red")
-    return text
+        parts.append((f"{_many(view.reading.unread, 'queue')} not read", "bold red"))
+    parts.append((f"{rate(_sum(row.ended_per_s for row in queues))} ended/s", ""))
+    parts.append((f"{rate(_sum(row.generated_tokens_per_s for row in queues))} tok/s", ""))
+    return Text("  ").join(Text(*part) for part in parts)
 
 
 def _many(number: int, what: str) -> str:

@@ -126,7 +126,7 @@ def figures_of(
 
 
 def _oldest(now_ms: int, lanes: Mapping[str, int], noted: Sequence[bytes | None]) -> dict[str, float]:
-    ages = {}
+    ages: dict[str, float] = {}
     for lane, accepted in zip(LANE_STREAMS, noted, strict=True):
         if not lanes[lane]:
             ages[lane] = 0.0  # the note is as old as the last sweep

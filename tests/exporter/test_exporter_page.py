@@ -43,7 +43,7 @@ async def broker(redis_url: str) -> AsyncIterator[Broker]:
 
 
 @pytest.fixture
-def raw(redis_url: str) -> Iterator[redis.Redis]:
+def raw(redis_url: str) -> Iterator[Any]:
     with redis.Redis.from_url(redis_url, protocol=2) as client:
         yield client
 
@@ -66,7 +66,7 @@ async def take(broker: Broker, count: int, owner: str = "w8", *, back: bool = Fa
 async def busy_queue(broker: Broker) -> None:
     """Requests in every place there is: 41 are open, of which 3 run; 2 have ended."""
     for card_ in (card(max_queue_depth=100), card("w2", 100, state="draining"), card("w3", 100)):
-        await broker.announce(card_, sub_lanes=SUB_LANES)
+        await broker.announce(card_, sub_lanes=SUB_LANES, life_ms=300_000, lease_ms=300_000)
     await broker.create_groups()
     # Two end, one is to be tried later.
     await broker.submit([submission(), submission(), submission()])
@@ -92,9 +92,7 @@ async def busy_queue(broker: Broker) -> None:
     await broker.submit([submission(tenant=f"t{number}", lane=lane) for number in range(8) for lane in lanes])
 
 
-async def test_it_agrees_with_the_broker_and_with_redis(
-    broker: Broker, raw: redis.Redis, exporter: Exporter
-) -> None:
+async def test_it_agrees_with_the_broker_and_with_redis(broker: Broker, raw: Any, exporter: Exporter) -> None:
     await busy_queue(broker)
     raw.xadd(f"{T}:dead", {"rid": "0" * 34, "why": "none"})
     raw.hset(f"{T}:control", "paused", "1")
@@ -135,14 +133,12 @@ async def test_it_agrees_with_the_broker_and_with_redis(
         raw.config_set("maxmemory", 0)
 
 
-def now_ms(raw: redis.Redis) -> float:
+def now_ms(raw: Any) -> float:
     seconds, micros = raw.time()
-    return seconds * 1000 + micros / 1000
+    return float(seconds * 1000 + micros / 1000)
 
 
-async def test_the_oldest_is_as_old_as_its_entry(
-    broker: Broker, raw: redis.Redis, exporter: Exporter
-) -> None:
+async def test_the_oldest_is_as_old_as_its_entry(broker: Broker, raw: Any, exporter: Exporter) -> None:
     await broker.announce(card(max_queue_depth=100))
     await broker.create_groups()
     await broker.submit([submission(lane="normal")])
@@ -175,7 +171,7 @@ async def test_the_oldest_is_as_old_as_its_entry(
     assert series("queue_oldest_age_seconds", queue="q", lane="normal") not in await exporter.samples()
 
 
-async def test_what_nobody_has_said_yet_is_absent(redis_url: str, raw: redis.Redis) -> None:
+async def test_what_nobody_has_said_yet_is_absent(redis_url: str, raw: Any) -> None:
     async with Exporter(redis_url, ["q", "q"]) as exporter:
         seen = await exporter.samples()
 
@@ -188,9 +184,7 @@ async def test_what_nobody_has_said_yet_is_absent(redis_url: str, raw: redis.Red
         assert not [name for name, _ in await exporter.samples() if name.startswith("queue_")]
 
 
-async def test_no_more_queues_than_so_many(
-    redis_url: str, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_no_more_queues_than_so_many(redis_url: str, raw: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     raw.hset("streamfleet:queues", mapping={f"q{number}": 1000 + number for number in range(7)})
     raw.hset("streamfleet:queues", b"not\nq a\xffname", 9000)
     monkeypatch.setattr(figures_reader, "MOST_QUEUES", 3)
@@ -205,11 +199,11 @@ async def test_no_more_queues_than_so_many(
 
 
 async def test_what_there_was_no_time_for_is_counted(
-    redis_url: str, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+    redis_url: str, raw: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     raw.hset("streamfleet:queues", mapping={"a": 3, "b": 2, "c": 1})
     monkeypatch.setattr(figures_reader, "AT_ONCE", 1)
-    async with Exporter(redis_url, timeout_s=3.0) as exporter:
+    async with Exporter(redis_url, timeout_s=2.0) as exporter:
         reader = exporter.readings._reader
         ask = reader._queues
 
@@ -262,7 +256,7 @@ async def _is_up(exporter: Exporter) -> bool:
     return (await exporter.samples())[series("broker_up")] == 1
 
 
-async def test_scrapes_that_come_together_share_a_reading(redis_url: str, raw: redis.Redis) -> None:
+async def test_scrapes_that_come_together_share_a_reading(redis_url: str, raw: Any) -> None:
     def readings() -> int:
         found: Any = raw.info("commandstats")
         return int(found["cmdstat_time"]["calls"])
@@ -276,9 +270,7 @@ async def test_scrapes_that_come_together_share_a_reading(redis_url: str, raw: r
         assert readings() - before == 2
 
 
-async def test_all_series_are_told_and_no_others(
-    broker: Broker, raw: redis.Redis, exporter: Exporter
-) -> None:
+async def test_all_series_are_told_and_no_others(broker: Broker, raw: Any, exporter: Exporter) -> None:
     await busy_queue(broker)
     await broker.sweep()
     raw.config_set("maxmemory", 10**9)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -27,7 +28,7 @@ def worker(redis_url: str, tmp_path: Path) -> Iterator[WorkerProcess]:
         yield nursery.worker(redis_url, max_batch_size=RUNNING, lease_s=3, max_delay_ms=0)
 
 
-def now_ms(raw: redis.Redis) -> float:
+def now_ms(raw: Any) -> float:
     seconds, micros = raw.time()
     return float(seconds * 1000 + micros / 1000)
 
@@ -35,7 +36,7 @@ def now_ms(raw: redis.Redis) -> float:
 async def test_fifty_queued_and_twenty_that_ran(redis_url: str, worker: WorkerProcess) -> None:
     connections = Connections.open(redis_url)
     broker = Broker(connections, "q")
-    raw = redis.Redis.from_url(redis_url, protocol=2)
+    raw: Any = redis.Redis.from_url(redis_url, protocol=2)
     await worker.ready()
     await submit(broker, [ENDLESS] * RUNNING)
 
@@ -48,7 +49,7 @@ async def test_fifty_queued_and_twenty_that_ran(redis_url: str, worker: WorkerPr
     accepted = min(int(eid.partition(b"-")[0]) for eid, _ in raw.xrange(stream)[-QUEUED:])
 
     async def is_noted() -> bool:
-        return raw.hget("{q:q:0}:sweep", "oldest:normal") == str(accepted).encode()
+        return bool(raw.hget("{q:q:0}:sweep", "oldest:normal") == str(accepted).encode())
 
     await eventually_so(is_noted, "a sweep")
     worker.signal(signal.SIGKILL)
@@ -79,7 +80,7 @@ def age(seen: dict[Series, float]) -> float:
 
 async def test_when_its_card_has_run_out_nobody_is_ready(redis_url: str) -> None:
     """The card outlives who was killed for some seconds; here it does not, so that no test waits for them."""
-    raw = redis.Redis.from_url(redis_url)
+    raw: Any = redis.Redis.from_url(redis_url)
     raw.hset("streamfleet:queues", "q", 1)
     raw.hset(
         "{q:q:0}:workers", mapping={"gone": b"1|\x80", "odd": b"no number", "far": b"99999999999999|\xc1"}

@@ -27,11 +27,13 @@ from streamfleet_common.schemas import GenerateRequest
 from streamfleet_common.scripts import Script, ScriptName
 from streamfleet_common.settings import Durability
 from streamfleet_common.shares import Share
-from streamfleet_producer.bulk.dead_broker import DeadBroker
 from streamfleet_producer.bulk.settings import BulkSettings
 from streamfleet_producer.bulk.upkeep import Upkeep
 from streamfleet_producer.client import Client
 from streamfleet_producer.gateway.key_file import KeyEntry, KeyFile, hash_of, new_key, new_tenant
+from streamfleet_producer.operations import control, lanes
+from streamfleet_producer.operations.doctor import examine
+from streamfleet_producer.operations.operator_broker import OperatorBroker
 
 REQUEST = GenerateRequest(prompt="a b c", max_tokens=8)
 CALLED_BY: dict[acl.Role, tuple[ScriptName, ...]] = {
@@ -229,7 +231,7 @@ async def test_metrics_and_operator(guarded: Guarded) -> None:
             assert [card.worker for card in await fleet.models()] == ["w0"]
 
     connections = Connections.open(guarded.url("operator"))
-    operator = DeadBroker(connections, "q")
+    operator = OperatorBroker(connections, "q")
     assert [row.requests for row in await operator.usage()] == [2]
     (letter,) = await operator.dead_letters()
     assert await operator.dead_letter(letter.id) == letter
@@ -239,13 +241,33 @@ async def test_metrics_and_operator(guarded: Guarded) -> None:
     await operator.trim_dead(1)
     (submitted,) = await operator.submit([submission()])
     assert submitted.outcome == "accepted"
-    await connections.commands.hset(operator.keys.control, "paused", "1")
-    await connections.commands.hdel(operator.keys.control, "paused")
-    await connections.commands.hset(operator.keys.control, "drain:w0", "1")
-    hired.engine.is_open = False
+    assert (await control.pause(operator)).is_paused
+    assert (await control.resume(operator)).has_changed
+    assert (await control.drain(operator, "w0")).is_first
+    await hired.ended()
     waiting = submission()
     await operator.submit([waiting])
+    assert (await lanes.move(operator, to="bulk", source="normal")).moved == [waiting.envelope.rid]
+    assert (await operator.backlog()).positions() == {waiting.envelope.rid: 1}
     assert await operator.cancel([waiting.envelope.rid], "default") == ["cancelled"]
     await connections.close()
     await hired.dismiss()
     assert guarded.refusals() == []
+
+
+async def test_a_doctor_as_operator(guarded: Guarded) -> None:
+    hired = await working(guarded.url("worker"))
+    connections = Connections.open(guarded.url("operator"))
+    checks = {(check.about, check.name): check for check in await examine(connections)}
+    await connections.close()
+    await hired.dismiss()
+    # All of a queue is seen; of the server what takes an administrator is not, and that is said.
+    assert {check.level for (about, _), check in checks.items() if about == "queue q"} <= {"ok", "warning"}
+    unseen = {name for (_, name), check in checks.items() if check.level == "unseen"}
+    assert unseen == {"subscribers", "keepalive", "idle", "slow calls"}
+    assert "'operator'" in checks["server", "user"].words
+    assert set(guarded.refusals()) <= {
+        ("operator", "config|get"),
+        ("operator", "slowlog|get"),
+        ("operator", "acl|getuser"),
+    }

@@ -89,14 +89,8 @@ async def found(connections: Connections, name: str, level: Durability = "fast")
 def mend(raw: Any, check: Check) -> None:
     """Do what the check says, as somebody would type it."""
     program, *words = shlex.split(check.mend)
-    if program == "redis-cli":
-        raw.execute_command(*words)
-        return
-    assert program == "streamfleet", check.mend
-    connection = raw.connection_pool.connection_kwargs
-    url = f"redis://{connection['host']}:{connection['port']}/0"
-    done = CliRunner().invoke(app, words, env=environment(STREAMFLEET_REDIS_URL=url))
-    assert done.exit_code == 0, done.output
+    assert program == "redis-cli", check.mend
+    raw.execute_command(*words)
 
 
 async def test_a_healthy_fleet(connections: Connections, broker: OperatorBroker) -> None:
@@ -397,17 +391,12 @@ async def test_something_of_a_queue(  # noqa: PLR0917
     assert check.mend
 
 
-@pytest.mark.parametrize(
-    ("name", "harm"), [("drain marks", leak), ("groups", no_group), ("dead letters", bury)]
-)
+@pytest.mark.parametrize(("name", "harm"), [("drain marks", leak), ("groups", no_group)])
 async def test_what_mends_a_queue(
     connections: Connections, raw: Any, broker: OperatorBroker, name: str, harm: Any
 ) -> None:
     await harm(raw, broker)
     check = await found(connections, name)
-    if name == "dead letters":
-        assert check.mend == "streamfleet dead list --queue q"
-        return
     mend(raw, check)
     assert (await found(connections, name)).level == "ok"
 
@@ -473,7 +462,13 @@ async def test_a_user_without_anything(connections: Connections, raw: Any, redis
     assert {check.level for check in checks} == {"ok", "unseen"}
 
 
-@pytest.mark.parametrize("role", acl.ROLES)
+@pytest.mark.parametrize(
+    "role",
+    [
+        pytest.param(role, marks=[] if role in ("producer", "metrics") else pytest.mark.slow)
+        for role in acl.ROLES
+    ],
+)
 async def test_a_role_by_its_line(connections: Connections, raw: Any, broker: Any, role: acl.Role) -> None:
     line = acl.user("tried", role)
     user = grant(raw, line)

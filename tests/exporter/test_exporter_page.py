@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import redis
+from prometheus_client.openmetrics import parser as openmetrics
 
 from broker_parts import card, retry, submission
 from exporter_page import Exporter, samples_of, series
@@ -286,6 +287,33 @@ async def test_all_series_are_told_and_no_others(broker: Broker, raw: Any, expor
     assert {
         name: ",".join(sorted(labels.split(","))) if labels else "" for name, labels in told.items()
     } == found
+
+
+async def test_a_scraper_may_ask_for_the_newer_form(broker: Broker, exporter: Exporter) -> None:
+    """As Prometheus does."""
+    await busy_queue(broker)
+    wanted = {"accept": "application/openmetrics-text;version=1.0.0,text/plain;q=0.5"}
+    answer = await exporter.http.get("/metrics", headers=wanted)
+
+    assert answer.headers["content-type"].startswith("application/openmetrics-text")
+    families: Any = openmetrics.text_string_to_metric_families(answer.text)  # type: ignore[no-untyped-call]
+    newer = {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in families
+        for sample in family.samples
+    }
+    older = await exporter.samples()
+    assert {(name.removeprefix("streamfleet_"), labels) for name, labels in newer} == older.keys()
+    assert newer["streamfleet_queue_ended_total", (("queue", "q"),)] == 2
+
+
+async def test_other_paths_are_nowhere(exporter: Exporter) -> None:
+    found = [
+        (await exporter.http.get(path)).status_code for path in ("/", "/metrics/", "/metrics/q", "/docs")
+    ]
+
+    assert found == [404] * 4
+    assert (await exporter.http.post("/metrics")).status_code == 405
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")

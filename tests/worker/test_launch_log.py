@@ -17,7 +17,7 @@ from streamfleet_common.broker import Broker
 from streamfleet_common.errors import BrokerUnavailable
 from streamfleet_worker import launch_log
 from streamfleet_worker.engine.base import Launch
-from streamfleet_worker.launch_log import MOST_A_ROUND, LaunchLog, batch_id, batch_of
+from streamfleet_worker.launch_log import MOST_A_ROUND, Batches, LaunchLog, batch_id, batch_of
 
 Hire = Callable[..., Awaitable[Hired]]
 
@@ -130,3 +130,10 @@ async def test_a_draining_worker_waits_for_no_company(broker: Broker, hire: Hire
 
 async def _true(value: bool) -> bool:
     return value
+
+
+def test_answers_of_one_batch_share_what_is_said_of_it() -> None:
+    batches, first, second = Batches(), launch(1), launch(2)
+    told = [batches.of("w1", one) for one in (first, first, second, None, second)]
+    assert [batch and batch.id for batch in told] == ["w1/1", "w1/1", "w1/2", None, "w1/2"]
+    assert told[0] is told[1]

@@ -36,6 +36,20 @@ def batch_of(worker: str, launch: Launch) -> Batch:
     )
 
 
+class Batches:
+    """The same for answers of one batch after the other, made once for all of a batch."""
+
+    def __init__(self) -> None:
+        self._launch: Launch | None = None
+        self._batch: Batch | None = None
+
+    def of(self, worker: str, launch: Launch | None) -> Batch | None:
+        """What an answer says of this launch; None if there was none."""
+        if launch is not self._launch:
+            self._launch, self._batch = launch, None if launch is None else batch_of(worker, launch)
+        return self._batch
+
+
 class LaunchLog:
     """Notes launches with the ids of their requests.
 

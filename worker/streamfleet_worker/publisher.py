@@ -18,11 +18,11 @@ from streamfleet_common import codec
 from streamfleet_common.broker import Broker
 from streamfleet_common.deliveries import Delivery, Emission, Finish
 from streamfleet_common.errors import BrokerUnavailable, GenerationFailed
-from streamfleet_common.schemas import Delta, End, Failure, Prefill
+from streamfleet_common.schemas import Batch, Delta, End, Failure, Prefill
 from streamfleet_common.schemas import Parts as PartsEvent
 from streamfleet_common.trace_context import trace_of
 from streamfleet_worker.engine.base import Finished, Key, Output, Parts, Tokens
-from streamfleet_worker.launch_log import batch_of
+from streamfleet_worker.launch_log import Batches
 from streamfleet_worker.metrics import Metrics
 
 if TYPE_CHECKING:
@@ -80,6 +80,7 @@ class Publisher:
         spans: RequestSpans | None = None,
     ) -> None:
         self._memory = memory
+        self._batches = Batches()
         self._ran_out = ran_out
         self._spans = spans
         self._broker = broker
@@ -209,7 +210,8 @@ class Publisher:
         for held in dirty.values():
             emissions += self._emissions(held)
             if held.finished is not None:
-                finishes.append((held, _end(identity, held, held.finished)))
+                batch = self._batches.of(identity.worker, held.finished.launch)
+                finishes.append((held, _end(identity, held, held.finished, batch)))
         if emissions:
             await self._emit(emissions)
         finishes = [(held, end) for held, end in finishes if held.delivery.key in self._held]
@@ -281,7 +283,7 @@ class Publisher:
         self._freed()
 
 
-def _end(identity: End, held: Held, finished: Finished) -> End:
+def _end(identity: End, held: Held, finished: Finished, batch: Batch | None = None) -> End:
     return identity.changed(
         {
             "state": finished.state,
@@ -297,7 +299,7 @@ def _end(identity: End, held: Held, finished: Finished) -> End:
             "usage": finished.usage,
             "seed": finished.seed,
             "timing": finished.timing,
-            "batch": batch_of(identity.worker, finished.launch) if finished.launch else None,
+            "batch": batch,
             "of": held.delivery.epoch if finished.state == "done" or finished.choices else 0,
             "last_seq": held.seq,
         }

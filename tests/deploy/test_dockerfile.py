@@ -85,7 +85,7 @@ def test_the_producer_gets_no_torch() -> None:
     stages = ("common", "wheel", "producer-packages", "producer")
     text = " ".join(rest for stage in stages for _, rest in instructions(stage))
 
-    assert "[cli,gateway,bulk,tokenizers]" in text
+    assert "[cli,gateway,bulk,tokenizers,otel]" in text
     assert "torch" not in text
     assert "transformers" not in text
 

@@ -237,7 +237,7 @@ def record(setup: Setup, rounds: Rounds, folder: Path) -> None:
     }
     for name, results in rounds.items():
         if results[-1].records:
-            recorded.write(folder, name, results[-1].records, settings, SIDES[name].title)
+            recorded.write(folder, name, results[-1].records, settings, label=SIDES[name].title, loop="")
         else:
             print(f"{name} tells no times of single requests", file=sys.stderr)
 

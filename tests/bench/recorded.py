@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from streamfleet_producer.report.machine import machine, versions
 from streamfleet_producer.report.records import Head, decode, encode
@@ -29,7 +29,9 @@ def write(
     name: str,
     lines: Iterable[bytes | dict[str, Any]],
     settings: Mapping[str, object],
+    *,
     label: str | None = None,
+    loop: Literal["closed", ""] = "closed",
 ) -> Path:
     """Write one file, the head first; each line is checked as it will be read.
 
@@ -41,7 +43,7 @@ def write(
         label=label or name,
         command=shlex.join(["python", "tests/bench/" + Path(sys.argv[0]).name, *sys.argv[1:]])[:2000],
         began_at=f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
-        loop="closed",
+        loop=loop,
         machine=machine(),
         versions=versions(),
         settings={key: str(value) for key, value in settings.items()},

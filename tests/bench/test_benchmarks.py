@@ -146,15 +146,22 @@ def model() -> str:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_the_engine_and_generate_answer_alike_in_turns(model: str) -> None:
+def test_the_engine_and_generate_answer_alike_in_turns(model: str, tmp_path: Path) -> None:
     sides = ("--only", "alone", "ours")
-    found_ = found("generation.py", "--model", model, *FEW, *WHOLE, *sides, limit_s=280)
+    records = ("--records", str(tmp_path))
+    found_ = found("generation.py", "--model", model, *FEW, *WHOLE, *sides, *records, limit_s=280)
 
     ours = found_["sides"]["ours"]
     assert (ours["same"], ours["compared"]) == (4, 4)
     assert found_["sides"]["alone"]["ratio"]["cpu"]["median"] > 0
     (round_,) = found_["rounds"]["ours"]
     assert round_["tokens"] == sum(map(len, round_["answers"])) > 0
+    # `generate` tells nothing of single requests.
+    assert [file.name for file in tmp_path.iterdir()] == ["ours.jsonl"]
+    series = read(tmp_path / "ours.jsonl").series["generate"]
+    assert sorted(series.completion_tokens) == sorted(map(len, round_["answers"]))
+    assert len(series.ttft_ms) == len(series.queue_ms) == 4
+    assert max(series.ended_ms) <= round_["seconds"] * 1000
 
 
 @pytest.mark.slow

@@ -46,7 +46,7 @@ class Quantity:
         if shown.reference is None:
             return None
         ours, theirs = self.of(shown.figures), self.of(shown.reference)
-        if ours is None or not theirs:
+        if not ours or not theirs:
             return None
         ratio = ours / theirs
         if self.is_better_high is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from streamfleet_producer.report import reading
 from streamfleet_producer.report.reading import read
 from streamfleet_producer.report.records import MAX_LINE_BYTES, Head, RequestLine, SampleLine, decode, encode
 
+ROOT = Path(__file__).parents[3]
 GOOD = json.dumps(request(0, 10))
 
 
@@ -132,3 +134,19 @@ def test_codes_that_somebody_made_up_take_no_memory(tmp_path: Path) -> None:
     assert len(series.errors) == 33
     assert series.errors["others"] == 68
     assert series.errors.total() == 100
+
+
+def test_the_documentation_names_every_field_and_its_example_can_be_read(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "report.md").read_text("utf-8")
+    example = page[page.index('{"type":"head"') :].partition("```")[0]
+    (tmp_path / "r.jsonl").write_text(example)
+
+    run = read(tmp_path / "r.jsonl")
+
+    assert (run.requests, len(run.sample_at_ms), run.head.label) == (2, 1, "batches of 16")
+    for name, model in (("head", Head), ("request", RequestLine), ("sample", SampleLine)):
+        table = page[page.index(f"| `{name}` | |") :].partition("\n\n")[0]
+        told = {
+            field for row in table.splitlines()[2:] for field in re.findall(r"`([a-z_]+)`", row.split("|")[1])
+        }
+        assert told == model.model_fields.keys() - {"type"}

@@ -44,9 +44,9 @@ def _tell(found: Pause, *, json: bool) -> None:
         print_json(asdict(found))
         return
     already = "" if found.has_changed else " already"
-    open_ = f"{found.queued:,} waiting and {found.running:,} running ones go on"
+    open_ = f"{found.queued:,} waiting and {found.running:,} running go on"
     if found.is_paused:
-        print(f"queue {found.queue} is paused{already}: new requests are refused; {open_}")
+        print(f"queue {found.queue} is paused{already}: it refuses new requests; {open_}")
         print(f"to open it again: streamfleet resume {found.queue}")
     else:
         print(f"queue {found.queue} is open{already}: it takes new requests; {open_}")

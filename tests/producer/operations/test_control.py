@@ -171,7 +171,7 @@ def test_as_somebody_types_it(raw: Any, redis_url: str) -> None:
     asyncio.run(prepare())
     paused = typed(redis_url, "pause", "q")
     assert paused.exit_code == 0
-    assert paused.stdout.startswith("queue q is paused: new requests are refused; 2 waiting and 0 running")
+    assert paused.stdout.startswith("queue q is paused: it refuses new requests; 2 waiting and 0 running")
     (row,) = json.loads(typed(redis_url, "queues", "--json").stdout)
     assert (row["state"], row["queued"], row["draining"]) == ("paused", 2, 0)
     drain = typed(redis_url, "drain", "q", "w1", "--json")

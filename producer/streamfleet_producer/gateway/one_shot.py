@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from streamfleet_common.decisions import DecideRequest, Decision
 from streamfleet_common.one_shot import ClassifyRequest, Label, Rank, RerankRequest
-from streamfleet_common.schemas import End, Timing, Usage
+from streamfleet_common.schemas import Batch, End, Timing, Usage
 from streamfleet_producer.gateway.call import Call
 from streamfleet_producer.gateway.operation import Operation
 
@@ -25,6 +25,8 @@ class _Answer(BaseModel):
     revision: str
     usage: Usage
     timing: Timing
+    batch: Batch | None
+    """The last one that it ran in; null if it needed none."""
 
     @staticmethod
     def shared(rid: str, end: End) -> dict[str, Any]:
@@ -35,6 +37,7 @@ class _Answer(BaseModel):
             "revision": end.revision,
             "usage": end.usage,
             "timing": end.timing,
+            "batch": end.batch,
         }
 
 

@@ -42,6 +42,7 @@ from streamfleet_common.one_shot import (
     RerankRequest,
 )
 from streamfleet_common.schemas import (
+    Batch,
     ChatMessage,
     Choice,
     Delta,
@@ -66,6 +67,7 @@ from streamfleet_producer.token_counter import TokenCounter
 from streamfleet_producer.token_stream import PartStream, TokenStream
 
 __all__ = [
+    "Batch",
     "BrokerUnavailable",
     "CallRequest",
     "Cancelled",

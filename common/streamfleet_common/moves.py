@@ -96,9 +96,10 @@ class MoveSteps(Steps):
         # By ZSCAN: what is open all the time is told at least once, whatever comes and goes meanwhile.
         cursor = 0
         while True:
-            cursor, pairs = await self._calls.ask(
+            found: Any = await self._calls.ask(
                 lambda cursor=cursor: self._commands.zscan(self.keys.open, cursor, count=LOOKED_AT)  # type: ignore[misc]
             )
+            cursor, pairs = found
             rids = [rid.decode() for rid, _ in pairs]
             for start in range(0, len(rids), LOOKED_AT):
                 yield rids[start : start + LOOKED_AT]

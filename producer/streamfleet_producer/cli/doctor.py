@@ -65,7 +65,7 @@ def doctor(
                 connections,
                 level=durability or read(FleetSettings).durability,
                 queues=queue or (),
-                role=role,  # type: ignore[arg-type]  # it was looked up above
+                role=role,
                 user=user,
             )
         finally:

@@ -101,12 +101,13 @@ def versions(queue: QueueFacts) -> Check:
 def settings(queue: QueueFacts) -> Check:
     """Whether its workers agree on what holds for the whole queue."""
     differing = []
-    for name, values in {
+    said: dict[str, list[float]] = {
         "STREAMFLEET_LEASE_S": [card.lease_ms / 1000 for card in queue.cards if card.lease_ms],
         "STREAMFLEET_SUB_LANES": [card.sub_lanes for card in queue.cards if card.sub_lanes],
         "STREAMFLEET_MAX_QUEUE_DEPTH": [card.limits.max_queue_depth for card in queue.cards],
         "STREAMFLEET_MAX_QUEUE_TOKENS": [card.limits.max_queue_tokens for card in queue.cards],
-    }.items():
+    }
+    for name, values in said.items():
         if len(set(values)) > 1:
             differing.append(f"{name} ({', '.join(f'{value:g}' for value in sorted(set(values)))})")
     if differing:

@@ -292,10 +292,12 @@ def _heat(picture: Picture, box: Box, one: Drawn) -> None:
 
 
 def _scale(axes: Axes, unit: str) -> None:
-    """Ticks where a reader expects them: of bytes, at powers of two."""
+    """Ticks where a reader expects them: of bytes at powers of two, of minutes at whole ones."""
     if unit == "bytes":
         most = max(axes.get_ylim()[1], 4)
         axes.yaxis.set_major_locator(MultipleLocator(2 ** math.ceil(math.log2(most / 5))))
+    elif unit == "s" and axes.get_ylim()[1] > 120:
+        axes.yaxis.set_major_locator(MultipleLocator(60 * math.ceil(axes.get_ylim()[1] / 300)))
     else:
         axes.yaxis.set_major_locator(MaxNLocator(5, min_n_ticks=3, steps=[1, 2, 2.5, 5, 10]))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: shown(value, unit)))

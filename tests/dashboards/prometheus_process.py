@@ -40,12 +40,12 @@ def free_port() -> int:
         return port
 
 
-def wait_for(happened: Callable[[], object], what: str, patience_s: float = PATIENCE_S) -> None:
-    """Return once `happened()` is true, and raise TimeoutError where that does not come about."""
-    late_at = time.monotonic() + patience_s
+def wait_for(happened: Callable[[], object], what: Callable[[], str]) -> None:
+    """Return once `happened()` is true, and raise TimeoutError with what `what()` says where it never is."""
+    late_at = time.monotonic() + PATIENCE_S
     while not happened():
         if time.monotonic() > late_at:
-            raise TimeoutError(f"{what}: not within {patience_s:.0f} s")
+            raise TimeoutError(f"{what()}: not within {PATIENCE_S:.0f} s")
         time.sleep(POLL_S)
 
 
@@ -79,7 +79,7 @@ class Prometheus:
                 stdout=log,
                 stderr=log,
             )
-        wait_for(self._is_ready, "Prometheus")
+        wait_for(self._is_ready, lambda: "Prometheus")
         return self
 
     def __exit__(

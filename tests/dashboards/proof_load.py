@@ -13,8 +13,8 @@ import httpx
 
 from proof_fleet import CHAT, EMBED
 from streamfleet_common.errors import StreamfleetError
-from streamfleet_common.schemas import EmbedRequest, GenerateRequest, Lane
-from streamfleet_producer import Client
+from streamfleet_common.schemas import GenerateRequest, Lane
+from streamfleet_producer import Client, EmbedRequest
 
 LANES: tuple[Lane, ...] = ("high", "normal", "bulk")
 PREFACE = "You are a patient guide who explains the world to children in short and simple words. "

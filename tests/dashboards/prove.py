@@ -46,14 +46,18 @@ def main() -> int:
             Prometheus(folder / "prometheus", fleet.ports, pause=HURRY) as prometheus,
         ):
             print(f"fleet of {', '.join(fleet.ports)}; load for {asked.seconds:.0f} s")
-            wait_for(lambda: len(prometheus.now("up == 1")) == len(fleet.ports), "a scrape of everybody")
+            wait_for(
+                lambda: len(prometheus.now("up == 1")) == len(fleet.ports),
+                lambda: f"a scrape of {prometheus.down()}",
+            )
             started = time.time()
             done = asyncio.run(_load(fleet, asked.seconds))
             print("load:", ", ".join(f"{count} {what}" for what, count in sorted(done.items())))
-            ended = time.time()
+            ended = started + asked.seconds
             drawn = {board: _ask(prometheus, board, started, ended) for board in BOARDS}
             lacking = [line for board in BOARDS for line in _tell(board, drawn[board])]
             lacking += _tell_rules(prometheus, started, ended) + _tell_targets(prometheus)
+            _tell_alerts(prometheus, started, ended)
             for board in BOARDS if asked.picture else ():
                 path = asked.picture / f"{board}.png"
                 draw(f"streamfleet: {board}", drawn[board], started, ended, path, note=_note(asked.seconds))
@@ -142,6 +146,12 @@ def _tell_rules(prometheus: Prometheus, started: float, ended: float) -> list[st
     return lacking
 
 
+def _tell_alerts(prometheus: Prometheus, started: float, ended: float) -> None:
+    fired = prometheus.over('ALERTS{alertstate="firing"}', started, ended)
+    names = sorted({f"{one.labels['alertname']} ({one.labels.get('queue', 'all')})" for one in fired})
+    print(f"\nfired meanwhile: {', '.join(names) or 'nothing'}")
+
+
 def _tell_targets(prometheus: Prometheus) -> list[str]:
     return [f"scrape of {why}" for why in prometheus.down()]
 
@@ -162,19 +172,23 @@ def _unserved(fleet: ProofFleet, prometheus: Prometheus) -> list[str]:
             if alert["labels"]["alertname"] == name and alert["state"] == "firing"
         ]
 
-    wait_for(lambda: depth("queued") + depth("running") == 0, "the end of the load")
+    wait_for(lambda: depth("queued") + depth("running") == 0, lambda: "the end of the load")
     asyncio.run(leave_waiting(fleet.url, OPEN))
-    wait_for(lambda: depth("queued") + depth("running") == OPEN, f"{OPEN} open requests")
+    wait_for(
+        lambda: depth("queued") + depth("running") == OPEN,
+        lambda: f"{OPEN} open requests, not {depth('queued'):.0f} queued and {depth('running'):.0f} running",
+    )
     fleet.kill_workers()
     killed = time.time()
     wait_for(
-        lambda: value(f'streamfleet_queue_workers{{queue="{CHAT}"}}') == 0, "the end of the workers' cards"
+        lambda: value(f'streamfleet_queue_workers{{queue="{CHAT}"}}') == 0,
+        lambda: "the end of the workers' cards",
     )
     age = f'max(streamfleet_queue_oldest_age_seconds{{queue="{CHAT}"}})'
     before = value(age)
     print(f"\nall workers killed with {depth('queued'):.0f} queued and {depth('running'):.0f} running")
-    wait_for(lambda: firing("StreamfleetQueueUnserved"), "the alert that nobody serves the queue")
-    wait_for(lambda: value(age) > before, "a growing age of the oldest request")
+    wait_for(lambda: firing("StreamfleetQueueUnserved"), lambda: "the alert that nobody serves")
+    wait_for(lambda: value(age) > before, lambda: "a growing age of the oldest request")
     told = depth("queued") + depth("running")
     print(f"firing after {time.time() - killed:.0f} s: {firing('StreamfleetQueueUnserved')[0]}")
     print(f"the exporter shows {told:.0f} open; the oldest waits for {before:.0f} s, then {value(age):.0f} s")

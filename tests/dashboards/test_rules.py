@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from click import Group
+from typer.core import TyperGroup
 from typer.main import get_command
 
 from served_series import asked_for, recorded_ones, served
@@ -69,7 +69,8 @@ def test_a_changed_rule_fails_its_tests(tmp_path: Path) -> None:
 
 
 def test_each_alert_is_tested_both_ways() -> None:
-    fires, silent = set(), set()
+    fires: set[str] = set()
+    silent: set[str] = set()
     for path in CASES:
         for case in yaml.safe_load(path.read_text())["tests"]:
             for test in case.get("alert_rule_test", ()):
@@ -118,8 +119,9 @@ def test_the_commands_of_a_paragraph_are_ones_that_the_command_line_takes() -> N
     for line in lines:
         words = line.split()
         command, context = get_command(app), None
-        while isinstance(command, Group):
+        while isinstance(command, TyperGroup):
             context = command.make_context(command.name, words, parent=context)
-            _, command, words = command.resolve_command(context, words)
-            assert command is not None, line
+            _, found, words = command.resolve_command(context, words)
+            assert found is not None, line
+            command = found
         command.make_context(command.name, words, parent=context)

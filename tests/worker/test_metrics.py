@@ -7,25 +7,24 @@ import shutil
 import subprocess
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import pytest
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from gated_engine import GatedEngine
-from hired import Hired, ends, submit
+from hired import Hired
 from item_models import Bench, ListRunner
-from streamfleet_common.broker import Broker
 from streamfleet_common.deliveries import Delivery, Entry, NotStarted, Swept
 from streamfleet_common.schemas import Choice, End, Failure, Timing, Usage
 from streamfleet_worker.engine.base import EngineInfo, Launch, Room, Step
 from streamfleet_worker.engine_thread import Report
 from streamfleet_worker.metrics import Metrics
-from streamfleet_worker.series import ENGINE_COUNTERS, ERROR_TYPES, FINISH_REASONS, HISTOGRAMS
+from streamfleet_worker.series import ENGINE_COUNTERS, ERROR_TYPES, FINISH_REASONS
 
 Hire = Callable[..., Awaitable[Hired]]
 DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
+EMPTY = Room(rows=8, running=0, waiting=0)
 INFO = EngineInfo("m", "r1", ("generate",), "a device", "float32", 8, 64, 10)
 KINDS = {
     "num_requests_running": "gauge",
@@ -76,13 +75,13 @@ def metrics() -> Metrics:
 
 
 def made(memory: dict[str, int] | None = None, counts: dict[str, int] | None = None) -> Metrics:
-    """Of a worker that a supervisor keeps on its second post; what its engine has is read from the arguments."""
+    """Of a supervisor's second worker; what its engine has is read from the arguments."""
     made = Metrics("q", "1.2.3", "2")
     made.read(since_poll_s=lambda: 0.0, memory=lambda: memory or {}, counts=lambda: counts or {})
     return made
 
 
-def report(step: Step, seconds: float = 0.01, room: Room = Room(8, 0, 0)) -> Report:
+def report(step: Step, seconds: float = 0.01, room: Room = EMPTY) -> Report:
     return Report(step, seconds, room, ended_at=0.0)
 
 
@@ -128,7 +127,7 @@ def test_counts_are_read_at_each_scrape_and_all_are_there() -> None:
 
 
 def test_what_is_reserved_of_the_cache_is_told_by_engines_that_have_one(metrics: Metrics) -> None:
-    metrics.built(INFO, Room(8, 0, 0))
+    metrics.built(INFO, EMPTY)
     name, labels = "streamfleet_kv_cache_usage_ratio", "queue=q,worker=2"
     assert (name, labels) not in scrape(metrics)
     metrics.built(INFO, Room(8, 0, 0, cache_used=0.0))

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-from urllib.error import URLError
+from urllib.error import HTTPError, URLError
 from urllib.request import urlopen
 
 import pytest
@@ -121,8 +121,28 @@ def get(port: int, path: str) -> tuple[int, str] | None:
     try:
         with urlopen(f"http://127.0.0.1:{port}{path}", timeout=60) as reply:
             return reply.status, reply.read().decode()
-    except URLError as error:
-        return (error.code, "") if hasattr(error, "code") else None
+    except HTTPError as error:
+        return error.code, error.read().decode()
+    except URLError:
+        return None
+
+
+BEGAN = 'streamfleet_process_start_time_seconds{queue="q",worker="1"}'
+
+
+def page(port: int) -> dict[str, float]:
+    """Every series as it is written on the page of metrics, and its value."""
+    answer = get(port, "/metrics")
+    assert answer is not None
+    lines = [line.rpartition(" ") for line in answer[1].splitlines() if not line.startswith("#")]
+    series = {name: float(value) for name, _, value in lines}
+    assert len(series) == len(lines), "no series twice"
+    return series
+
+
+def counted(port: int, name: str) -> float:
+    """A counter, summed over its labels."""
+    return sum(value for series, value in page(port).items() if series.startswith(f"streamfleet_{name}{{"))
 
 
 # --- deaths
@@ -221,7 +241,7 @@ async def test_killed_it_leaves_workers_that_drain_and_say_so(broker: Broker, la
 
 async def test_a_rolling_restart_under_load_loses_and_repeats_nothing(broker: Broker, launch: Launch) -> None:
     fleet = launch("slow", http_port="0", drain_timeout_s="60")
-    ports = {line["port"] for line in await fleet.said("listening", 2)}
+    (listening,) = await fleet.said("listening")
     before = {line["worker"] for line in await fleet.said("ready", 2)}
     rids = await submit(broker, ["ECHO 50"] * 40)
     fleet.process.send_signal(signal.SIGHUP)
@@ -232,47 +252,74 @@ async def test_a_rolling_restart_under_load_loses_and_repeats_nothing(broker: Br
     now = {card.worker for card in await broker.cards()}
     assert len(now) == 2
     assert not now & before
-    assert {line["port"] for line in fleet.lines("listening")} == ports
+    # Also what those told last that are gone, which nobody has asked for.
+    assert len(fleet.lines("listening")) == 1
+    assert counted(listening["port"], "request_success_total") == 80
+    assert counted(listening["port"], "worker_restarts_total") == 0, "nobody has failed"
     fleet.process.terminate()
     assert await fleet.ended() == 0
 
 
-async def test_a_successor_answers_at_the_same_port(broker: Broker, launch: Launch) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
-    fleet = launch(workers="1", http_port=str(port))
+async def test_the_counts_of_a_killed_worker_stay_and_its_gauges_go(broker: Broker, launch: Launch) -> None:
+    fleet = launch(workers="1", http_port="0")
+    (listening,) = await fleet.said("listening")
+    port = listening["port"]
     (ready,) = await fleet.said("ready")
-    assert get(port, "/readyz") == (200, "ok\n")
+    await ends(broker, await submit(broker, ["ECHO 2"] * 3))
+    first = page(port)
+    assert counted(port, "generation_tokens_total") == 6
     os.kill(fleet.pid(ready["worker"]), signal.SIGKILL)
     await fleet.said("ready", 2)
     assert get(port, "/readyz") == (200, "ok\n")
+    second = page(port)
+    assert second.keys() - first.keys() == set()
+    assert counted(port, "generation_tokens_total") == 6
+    await ends(broker, await submit(broker, ["ECHO 2"]))
+    assert counted(port, "generation_tokens_total") == 8
+    third = page(port)
+    sums = [series for series in first if 'worker="' not in series and "supervisor" not in series]
+    assert len(sums) > 200
+    for series in sums:
+        assert first[series] <= second[series] <= third[series], series
+    assert second[BEGAN] > first[BEGAN], "another process in the same slot"
+    assert third['streamfleet_worker_restarts_total{queue="q"}'] == 1
+    assert third['streamfleet_supervisor_workers{queue="q",state="ready"}'] == 1
     fleet.process.terminate()
     assert await fleet.ended() == 0
     assert get(port, "/readyz") is None
 
 
+async def test_a_worker_that_does_not_answer_keeps_nobody_waiting(broker: Broker, launch: Launch) -> None:
+    fleet = launch(http_port="0")
+    (listening,) = await fleet.said("listening")
+    port = listening["port"]
+    one, other = [fleet.pid(line["worker"]) for line in await fleet.said("ready", 2)]
+    await ends(broker, await submit(broker, ["ECHO 1"] * 5))
+    assert counted(port, "request_success_total") == 5
+    slots = [series for series in page(port) if series.startswith("streamfleet_num_requests_running")]
+    assert len(slots) == 2
+    os.kill(one, signal.SIGSTOP)
+    assert counted(port, "request_success_total") == 5
+    assert len([series for series in page(port) if series in slots]) == 1
+    assert get(port, "/readyz") == (200, "ok\n"), "the other one is"
+    os.kill(other, signal.SIGSTOP)
+    assert not [series for series in page(port) if series in slots]
+    assert get(port, "/readyz") == (503, "no worker is ready (1: no answer; 2: no answer)\n")
+    for pid in (one, other):
+        os.kill(pid, signal.SIGCONT)
+    await eventually(lambda: get(port, "/readyz") == (200, "ok\n"), "an answer")
+    assert get(port, "/healthz") == (200, "ok\n")
+    fleet.process.terminate()
+    assert await fleet.ended() == 0
+
+
 # --- before it begins
 
 
-def a_port_behind_a_free_one(listening: socket.socket) -> int:
-    """Listen on a port whose predecessor is free."""
-    while True:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = int(probe.getsockname()[1]) + 1
-            try:
-                listening.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            listening.listen()
-            return port
-
-
-async def test_each_has_a_port_of_its_own_or_none_starts(launch: Launch) -> None:
-    with socket.socket() as taken:
-        port = a_port_behind_a_free_one(taken)
-        fleet = launch(http_port=str(port - 1))
+async def test_a_port_that_is_taken_is_said_once_and_no_worker_starts(launch: Launch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = int(taken.getsockname()[1])
+        fleet = launch(http_port=str(port))
         assert await fleet.ended() == 1
     assert f"cannot listen on 127.0.0.1:{port}" in fleet.text
     assert len(fleet.text.splitlines()) == 1

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
 from streamfleet_worker.supervised import VARIABLE
+from streamfleet_worker.tally_client import TallyClient
 
 LINES_KEPT = 50
 LOG_LIMIT_S = 1.0
@@ -33,7 +34,8 @@ class Child:
         command: what to run.
         name: unique to this process; its work can be handed back under it.
         environment: of the process, but for what makes it a supervised one.
-        http: the socket it answers probes on, if it has one.
+        slot: which of its supervisor's workers it is, as its metrics have it.
+        tells: whether it is to tell its tally, which is then asked for through `tally`.
         served: called once it has answered its first request.
 
     Raises:
@@ -45,7 +47,9 @@ class Child:
         command: Sequence[str],
         name: str,
         environment: Mapping[str, str],
-        http: socket.socket | None = None,
+        slot: str,
+        *,
+        tells: bool = False,
         served: Callable[[], None] = lambda: None,
     ) -> None:
         self.name = name
@@ -56,6 +60,7 @@ class Child:
         """It has loaded its model and takes work."""
         self.no_broker = False
         """It ends since it cannot reach Redis, which is not its fault."""
+        self.tally: TallyClient | None = None
         self._served = served
         self._loop = asyncio.get_running_loop()
         self._status: asyncio.Future[int] = self._loop.create_future()
@@ -68,8 +73,11 @@ class Child:
             theirs.callback(os.close, their_log)
             passed = {"log_fd": os.dup(2)}
             theirs.callback(os.close, passed["log_fd"])
-            if http is not None:
-                passed["http_fd"] = http.fileno()
+            tally, their_tally = socket.socketpair() if tells else (None, None)
+            if their_tally is not None:
+                theirs.callback(their_tally.close)
+                passed["tally_fd"] = their_tally.fileno()
+            told = json.dumps({"name": name, "slot": slot, **passed})
             try:
                 self._process = subprocess.Popen(
                     command,
@@ -78,13 +86,17 @@ class Child:
                     pass_fds=tuple(passed.values()),
                     # A Ctrl-C is for the supervisor, which then ends the others in order.
                     start_new_session=True,
-                    env={**environment, VARIABLE: json.dumps({"name": name, **passed})},
+                    env={**environment, VARIABLE: told},
                 )
             except OSError:
                 wire.close()
                 os.close(log)
+                if tally is not None:
+                    tally.close()
                 raise
         self.pid = self._process.pid
+        if tally is not None:
+            self.tally = TallyClient(tally)
         self._wire = wire
         wire.setblocking(False)
         self._loop.add_reader(wire, self._hear)
@@ -162,6 +174,9 @@ class Child:
         # What it said before it died counts, also where the loop has not come to it yet.
         if self._wire.fileno() >= 0:
             self._hear()
+        if self.tally is not None:
+            self.tally.hear()
+            self.tally.close()
         if not self._status.done():
             self._status.set_result(status)
 

@@ -38,6 +38,7 @@ class Family(Collector):
         kind: Kind,
         name: str,
         text: str,
+        *,
         shared: Mapping[str, str],
         label: str | None,
         read: Callable[[], Mapping[str, Any]],

@@ -16,8 +16,8 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 SORTED_AT = 1024
-"""So many values are kept as they came. To sort them, and look where each bound lies among them, is cheaper than
-to look for the bucket of each."""
+"""So many values are kept as they came. To sort them, and look where each bound lies among them, is cheaper
+than to look for the bucket of each."""
 
 
 class Histogram(Collector):
@@ -33,6 +33,7 @@ class Histogram(Collector):
         queue: str,
         buckets: Sequence[float],
         registry: CollectorRegistry,
+        *,
         parts: int = 1,
     ) -> None:
         self._name = name

@@ -20,7 +20,7 @@ from streamfleet_common.errors import GenerationFailed, StreamfleetError
 from streamfleet_common.one_shot import CallRequest, RerankRequest
 from streamfleet_common.schemas import Envelope, GenerateRequest, Prefill
 from streamfleet_common.trace_context import trace_of
-from streamfleet_worker.engine.base import Arrival, Finished, Key, Output, Parts, Tokens
+from streamfleet_worker.engine.base import Arrival, Finished, Key, Output, Tokens
 from streamfleet_worker.engine_thread import EngineThread, Report
 from streamfleet_worker.metrics import Metrics
 from streamfleet_worker.publisher import Publisher
@@ -213,7 +213,7 @@ class Intake:
 
 
 def _follow(admitted: Admitted, tokens: Tokens, at: float, gaps: dict[float, int]) -> None:
-    """Add to the gaps what a choice's new tokens came after: the first of them its last one, the others that."""
+    """Add to the gaps what new tokens came after: the first of them the last one, the others that."""
     count = len(tokens.token_ids)
     if not count:
         return  # the rest of a text

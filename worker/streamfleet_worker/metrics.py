@@ -33,9 +33,9 @@ ALONE = "0"
 
 
 class Metrics:
-    """One worker's metrics in a registry of their own. Events come from one thread; scrapes from any.
+    """One worker's metrics in a registry of their own. Events come from one thread, scrapes from any.
 
-    Counters and histograms of several workers are to be summed, so they have no label `worker`; gauges have it.
+    Counters and histograms of several workers are to be summed, so they have no label `worker`. Gauges have.
 
     Args:
         queue: what the worker serves.
@@ -80,7 +80,7 @@ class Metrics:
         label: str | None = None,
     ) -> None:
         shared = self._queue if kind == "counter" else self._gauge_labels
-        Family(kind, name, text, shared, label, read, self.registry)
+        Family(kind, name, text, shared=shared, label=label, read=read, registry=self.registry)
 
     def _register_counters(self) -> None:
         for name, text in COUNTERS.items():
@@ -127,7 +127,7 @@ class Metrics:
         self._family("info", "build", "What this worker is.", lambda: self._identity)
 
     def _cache_used(self) -> dict[str, float]:
-        used = self._room and self._room.cache_used
+        used = None if self._room is None else self._room.cache_used
         return {} if used is None else {"": used}
 
     def read(

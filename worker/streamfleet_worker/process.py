@@ -20,8 +20,11 @@ from streamfleet_common.errors import BrokerUnavailable, StreamfleetError
 from streamfleet_common.settings import Durability, misspelled
 from streamfleet_worker import engines, interpreter
 from streamfleet_worker.health import HealthServer
+from streamfleet_worker.metrics import ALONE
 from streamfleet_worker.settings import WRONG_SETTINGS, WorkerSettings, chosen
 from streamfleet_worker.supervised import Supervision
+from streamfleet_worker.tally import Tally
+from streamfleet_worker.tally_server import TallyServer
 from streamfleet_worker.watchdog import Watchdog
 from streamfleet_worker.worker import Worker
 
@@ -76,6 +79,7 @@ async def _run(settings: WorkerSettings, name: str, supervision: Supervision | N
                 name=name,
                 max_queue_depth=settings.max_queue_depth,
                 version=version("streamfleet"),
+                slot=(supervision and supervision.slot) or ALONE,
                 max_queue_tokens=settings.max_queue_tokens,
                 keep_payload=settings.dead_letter_payload,
                 sub_lanes=settings.sub_lanes,
@@ -155,12 +159,19 @@ async def _serve(settings: WorkerSettings, worker: Worker, supervision: Supervis
             health.close()
 
 
-def _health(settings: WorkerSettings, worker: Worker, supervision: Supervision | None) -> HealthServer | None:
+def _health(
+    settings: WorkerSettings, worker: Worker, supervision: Supervision | None
+) -> HealthServer | TallyServer | None:
+    vitals, registry = worker.vitals, worker.metrics.registry
+    if supervision is not None and (wire := supervision.tally_socket()) is not None:
+        # The supervisor has the page, of all its workers.
+        tally = TallyServer(wire, lambda: Tally.of(vitals.unhealthy(), vitals.unready(), registry.collect()))
+        tally.start()
+        return tally
     if settings.http_port is None:
         return None
-    probes = {"/healthz": worker.vitals.unhealthy, "/readyz": worker.vitals.unready}
-    listening = None if supervision is None else supervision.http_socket()
-    health = HealthServer(settings.http_host, settings.http_port, worker.metrics.registry, probes, listening)
+    probes = {"/healthz": vitals.unhealthy, "/readyz": vitals.unready}
+    health = HealthServer(settings.http_host, settings.http_port, registry, probes)
     try:
         port = health.start()
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Which series a worker shows, before anything has happened. Names end as vLLM's do where the meaning is the same.
+"""Which series a worker shows, whatever happens. Names end as vLLM's do where the meaning is the same.
 
 All label values are ours or the operator's. What a client sends, and what another version calls otherwise,
 must never make a new series.
@@ -30,7 +30,7 @@ COUNTERS = {
     "truncated": "Texts, pairs and states that were cut, as was asked.",
     "truncated_tokens": "Tokens that were cut from them.",
     "redeliveries": "Requests that another worker had started before.",
-    "leases_lost": "Requests taken from this worker while it ran them, since it had not renewed their leases.",
+    "leases_lost": "Requests taken from a worker that ran them, and had not renewed their leases.",
     "fenced_writes": "Writes refused: no longer ours.",
     "dead_letters": "Entries that no record knows, put aside.",
     "broker_reconnects": "How often Redis came back after a failure.",
@@ -54,8 +54,7 @@ _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
     "batch_size": ("Rows that decode in one pass, or items of a micro-batch.", _SIZES),
     "batch_tokens": (
-        "Tokens a batch begins with: of a micro-batch those that fill rows up too, of running rows what newcomers "
-        "have to be computed and one for each other row.",
+        "Tokens a batch begins with: a micro-batch's and its padding; newcomers', and one a running row.",
         _LENGTHS,
     ),
     "batch_padding_ratio": ("Share of a batch's tokens that only fills rows up.", _SHARES),

@@ -97,8 +97,8 @@ class WorkerSettings(FleetSettings):
     begins a new row."""
     http_host: str = "127.0.0.1"
     http_port: int | None = Field(None, ge=0, le=65_535)
-    """Port of /healthz, /readyz and /metrics; 0 picks a free one, none serves nothing. Several workers take
-    as many in a row."""
+    """Port of /healthz, /readyz and /metrics; 0 picks a free one, none serves nothing. A supervisor answers
+    there for all of its workers."""
     log_format: Literal["json", "console"] = "console"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 

@@ -1,8 +1,8 @@
 """A process's side of whoever keeps it: the name it was given, and the wire that ends when the keeper does.
 
 A supervised process finds a pipe or socket as its standard input and `STREAMFLEET_SUPERVISED` in its
-environment: a JSON object with `name`, `http_fd` and `log_fd`, each of which may be missing. What it tells is
-one word a line. The end of its standard input says that its keeper is gone, whatever ended that.
+environment: a JSON object with `name`, `slot`, `tally_fd` and `log_fd`, each of which may be missing. What it
+tells is one word a line. The end of its standard input says that its keeper is gone, whatever ended that.
 """
 
 from __future__ import annotations
@@ -25,11 +25,17 @@ class Supervision:
     """The wire to the keeper. Made once, before anything else may read standard input."""
 
     def __init__(
-        self, name: str | None = None, http_fd: int | None = None, log_fd: int | None = None
+        self,
+        name: str | None = None,
+        slot: str | None = None,
+        tally_fd: int | None = None,
+        log_fd: int | None = None,
     ) -> None:
         self.name = name
         """What the keeper knows this process by."""
-        self._http_fd = http_fd
+        self.slot = slot
+        """Which of the keeper's workers it is."""
+        self._tally_fd = tally_fd
         self._log_fd = log_fd
         self._wire = os.dup(0)
         os.set_blocking(self._wire, False)
@@ -37,7 +43,7 @@ class Supervision:
         nothing = os.open(os.devnull, os.O_RDONLY)
         os.dup2(nothing, 0)
         os.close(nothing)
-        for fd in (http_fd, log_fd):
+        for fd in (tally_fd, log_fd):
             if fd is not None:
                 os.set_inheritable(fd, False)
 
@@ -47,9 +53,9 @@ class Supervision:
         text = environment.pop(VARIABLE, None)
         return None if text is None else cls(**json.loads(text))
 
-    def http_socket(self) -> socket.socket | None:
-        """The socket that the keeper listens on for this process and its successors, if there is one."""
-        return None if self._http_fd is None else socket.socket(fileno=self._http_fd)
+    def tally_socket(self) -> socket.socket | None:
+        """The socket by which the keeper asks for this process's tally, if it does. To be taken once."""
+        return None if self._tally_fd is None else socket.socket(fileno=self._tally_fd)
 
     def tell(self, word: Word) -> None:
         """Tell the keeper, if it is still there."""

@@ -10,7 +10,7 @@ import asyncio
 import random
 import signal
 import time
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -93,6 +93,8 @@ class Supervisor:
         self._clock = clock
         self._sleep = sleep
         self._jitter = jitter
+        self.restarts = 0
+        """Workers started in the place of one that had ended unasked."""
         self._crashes = 0  # in a row, without a request answered in between
         self._attended: dict[asyncio.Task[None], Child] = {}
         self._errands: set[asyncio.Task[None]] = set()
@@ -100,6 +102,16 @@ class Supervisor:
         self._stop = asyncio.Event()
         self._last_words_s = LAST_WORDS_S
         self._status = 0
+
+    @property
+    def posts(self) -> Sequence[Post]:
+        """The places of the workers, and who fills them."""
+        return self._posts
+
+    @property
+    def children(self) -> list[Child]:
+        """All processes: those that drain, too, and those that have ended and whose work is still ours."""
+        return [*self._attended.values()]
 
     async def run(self) -> int:
         """Keep the workers until `stop`, or until that makes no sense; gives an exit status.
@@ -218,6 +230,7 @@ class Supervisor:
     async def _refill(self, post: Post, pause_s: float) -> None:
         await self._sleep(pause_s)
         if post.child is None and not self._stop.is_set():
+            self.restarts += 1
             self._fill(post)
 
     # --- all workers

@@ -1,6 +1,6 @@
-"""The supervisor's process: opens its workers' doors, starts them, and brings it the signals.
+"""The supervisor's process: opens the workers' door, starts them, and brings it the signals.
 
-It imports neither engine nor metrics: it has to stay small, and alive when a worker takes all memory.
+It does not import the engine: it has to stay small, and alive when a worker takes all memory.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ import signal
 import socket
 import sys
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -26,6 +28,9 @@ from streamfleet_worker.child import Child
 from streamfleet_worker.settings import WorkerSettings
 from streamfleet_worker.supervised import Supervision
 from streamfleet_worker.supervisor import Supervisor
+
+if TYPE_CHECKING:
+    from streamfleet_worker.host_page import HostPage
 
 # `-P`: a file called like one of our imports, in the folder where the user happens to be, is none of ours.
 COMMAND = (sys.executable, "-P", "-m", "streamfleet_worker")
@@ -55,13 +60,18 @@ async def _run(
     settings: WorkerSettings, command: Sequence[str], name: str, supervision: Supervision | None
 ) -> int:
     environment = {**HUGE_PAGES, **os.environ, "STREAMFLEET_WORKERS": "0"}
+    tells = settings.http_port is not None
     with contextlib.ExitStack() as stack:
-        doors = [stack.enter_context(door) for door in _doors(settings)]
+        door = stack.enter_context(_door(settings)) if tells else None
+        page: HostPage | None = None
 
         def start(number: int, served: Callable[[], None]) -> Child:
             # Unique to each life of a worker, so that one life's work is never taken for another's.
             child_name = f"{name}.{number}:{uuid.uuid4().hex[:8]}"
-            return Child(command, child_name, environment, doors[number - 1] if doors else None, served)
+            child = Child(command, child_name, environment, str(number), tells=tells, served=served)
+            if page is not None and child.tally is not None:
+                child.tally.heard = partial(page.heard, child)
+            return child
 
         connections = Connections.open(settings.redis_url)
         try:
@@ -74,6 +84,10 @@ async def _run(
                 lease_s=settings.lease_s,
                 max_crashes=settings.max_crashes,
             )
+            if door is not None:
+                page = stack.enter_context(_served(settings, supervisor, door))
+                reading = asyncio.create_task(page.keep())
+                stack.callback(reading.cancel)
             _listen_to_signals(supervisor, supervision)
             # So that there is a connection when it is needed, also to a Redis that answers slowly.
             warming = asyncio.create_task(_warm_up(broker, name))
@@ -96,31 +110,43 @@ def _listen_to_signals(supervisor: Supervisor, supervision: Supervision | None) 
         supervision.watch(supervisor.orphaned)
 
 
-def _doors(settings: WorkerSettings) -> list[socket.socket]:
-    """A listening socket a worker, which outlives it: a successor is found at the same port.
+def _door(settings: WorkerSettings) -> socket.socket:
+    """The listening socket.
 
     Raises:
-        StreamfleetError: a port is taken.
+        StreamfleetError: the port is taken.
     """
-    if settings.http_port is None:
-        return []
-    doors: list[socket.socket] = []
-    for index in range(settings.workers):
-        port = settings.http_port + index if settings.http_port else 0
-        try:
-            door = socket.create_server((settings.http_host, port), backlog=BACKLOG)
-        except (OSError, OverflowError) as error:
-            for opened in doors:
-                opened.close()
-            why = getattr(error, "strerror", None) or error
-            raise StreamfleetError(
-                f"cannot listen on {settings.http_host}:{port} ({why}): choose another STREAMFLEET_HTTP_HOST "
-                f"or STREAMFLEET_HTTP_PORT, the first of {settings.workers} in a row"
-            ) from error
-        # Of two workers that wait at the same door, one may come too late.
-        door.setblocking(False)
-        doors.append(door)
-    return doors
+    try:
+        door = socket.create_server((settings.http_host, settings.http_port or 0), backlog=BACKLOG)
+    except (OSError, OverflowError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise StreamfleetError(
+            f"cannot listen on {settings.http_host}:{settings.http_port} ({why}): choose another "
+            "STREAMFLEET_HTTP_HOST or STREAMFLEET_HTTP_PORT"
+        ) from error
+    door.setblocking(False)
+    return door
+
+
+@contextlib.contextmanager
+def _served(settings: WorkerSettings, supervisor: Supervisor, door: socket.socket) -> Iterator[HostPage]:
+    """The page of all workers, served at the door."""
+    # Not needed by who wants none.
+    from prometheus_client import CollectorRegistry  # noqa: PLC0415
+
+    from streamfleet_worker.health import HealthServer  # noqa: PLC0415
+    from streamfleet_worker.host_page import HostPage  # noqa: PLC0415
+
+    page = HostPage(supervisor, settings.queue)
+    registry = CollectorRegistry()
+    registry.register(page)
+    probes = {"/healthz": page.unhealthy, "/readyz": page.unready}
+    server = HealthServer(settings.http_host, 0, registry, probes, door)
+    log.info("listening", host=settings.http_host, port=server.start())
+    try:
+        yield page
+    finally:
+        server.close()
 
 
 async def _warm_up(broker: Broker, name: str) -> None:

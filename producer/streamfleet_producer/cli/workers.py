@@ -35,8 +35,6 @@ def environment(settings: Mapping[str, object]) -> dict[str, str]:
 @dataclass(slots=True)
 class _Worker:
     number: int
-    port: int | None = None
-    """Of its metrics, once it listens."""
     facts: dict[str, Any] = field(default_factory=dict)
     """What it serves, once it does."""
 
@@ -55,6 +53,8 @@ class Workers:
         self._say = say
         self._changed = threading.Condition()
         self._workers: dict[str, _Worker] = {}
+        self._port: int | None = None
+        """Of the metrics of all of them, once their supervisor listens."""
         self._last_words: str | None = None
         self.has_served = False
         """Some worker has been ready."""
@@ -123,14 +123,12 @@ class Workers:
         return f"it ended with status {status} and gave no reason"
 
     def metrics(self) -> dict[str, float]:
-        """A worker's metrics by sample name, summed over labels; a histogram's buckets as `name_bucket{le}`.
+        """Their metrics by sample name, summed over labels; a histogram's buckets as `name_bucket{le}`.
 
         Raises:
             OSError: it does not answer.
         """
-        with self._changed:
-            port = next(worker.port for worker in self._workers.values())
-        with urlopen(_metrics_url(port), timeout=SCRAPE_LIMIT_S) as reply:  # noqa: S310 - our own http address
+        with urlopen(_metrics_url(self._port), timeout=SCRAPE_LIMIT_S) as reply:  # noqa: S310 - our own http address
             text = reply.read().decode()
         values: dict[str, float] = {}
         for family in text_string_to_metric_families(text):
@@ -155,16 +153,13 @@ class Workers:
             self._workers[record["worker"]] = _Worker(record["number"])
         elif event == "worker ended":
             return self._ended(record)
-        elif (worker := self._workers.get(record.get("worker", ""))) is not None and event == "listening":
-            worker.port = int(record["port"])
-        elif worker is not None and event == "ready":
+        elif event == "listening":
+            self._port = int(record["port"])
+        elif (worker := self._workers.get(record.get("worker", ""))) is not None and event == "ready":
             worker.facts = record
+            page = [] if self.has_served else [f"          metrics {_metrics_url(self._port)}"]
             self.has_served = True
-            return [
-                *self._held(),
-                f"worker {worker.number}  {_description(record)}",
-                f"          metrics {_metrics_url(worker.port)}",
-            ]
+            return [*self._held(), f"worker {worker.number}  {_description(record)}", *page]
         elif record.get("level") in SERIOUS and not str(event).startswith("giving up"):
             return self._passed_on(worded(record), worker)
         return []

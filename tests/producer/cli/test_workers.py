@@ -50,16 +50,18 @@ class Scene:
         (self.process,) = made
 
     def start(self, number: int, name: str) -> None:
-        self.process.log("worker started", supervisor="s", number=number, name=name, pid=1)
+        self.process.log("worker started", supervisor="s", number=number, worker=name, pid=1)
 
-    def serve(self, name: str, port: int, precision: str = "float32") -> None:
-        self.process.log("listening", worker=name, port=port)
+    def listen(self, port: int) -> None:
+        self.process.log("listening", supervisor="s", host="127.0.0.1", port=port)
+
+    def serve(self, name: str, precision: str = "float32") -> None:
         self.process.log(
             "ready", worker=name, model="m", precision=precision, device="cpu (1 thread)", max_batch_size=8
         )
 
     def end(self, number: int, name: str, reason: str, **fields: Any) -> None:
-        self.process.log("worker ended", supervisor="s", number=number, name=name, reason=reason, **fields)
+        self.process.log("worker ended", supervisor="s", number=number, worker=name, reason=reason, **fields)
 
 
 @pytest.fixture
@@ -76,36 +78,38 @@ def test_the_supervisor_is_told_what_the_command_was_told(scene: Scene) -> None:
 
 
 def test_each_is_announced_once_it_serves(scene: Scene) -> None:
+    scene.listen(4000)
     scene.start(1, "a")
     scene.start(2, "b")
-    scene.serve("b", 4000)
+    scene.serve("b")
     assert scene.said == [
         "worker 2  m in float32 on cpu, up to 8 requests in a batch",
         "          metrics http://127.0.0.1:4000/metrics",
     ]
     assert (scene.workers.ready, scene.workers.has_served) == (False, True)
     assert not scene.workers.wait_ready(0.0)
-    scene.serve("a", 4001)
+    scene.serve("a")
     assert scene.workers.wait_ready(0.0)
+    assert scene.said[2:] == ["worker 1  m in float32 on cpu, up to 8 requests in a batch"]
 
 
 def test_a_worker_without_a_model_has_no_precision_to_speak_of(scene: Scene) -> None:
     scene.start(1, "a")
-    scene.serve("a", 4000, precision="none")
+    scene.serve("a", precision="none")
     assert scene.said[0] == "worker 1  m on cpu, up to 8 requests in a batch"
 
 
 def test_an_end_is_told_with_its_reason_and_what_follows(scene: Scene) -> None:
     scene.start(1, "a")
     scene.start(2, "b")
-    scene.serve("a", 4000)
-    scene.serve("b", 4001)
+    scene.serve("a")
+    scene.serve("b")
     scene.end(1, "a", "it was killed by signal 9", again_in_s=1.2)
     assert scene.said[-1] == "worker 1  ended: it was killed by signal 9; another starts in 2 s"
     assert not scene.workers.ready
     assert scene.workers.why_ended() == "it was killed by signal 9"
     scene.start(1, "c")
-    scene.serve("c", 4000)
+    scene.serve("c")
     assert scene.workers.ready
 
 
@@ -145,7 +149,7 @@ def test_why_all_have_ended(scene: Scene, lines: list[str], status: int, reason:
 def test_prints_and_warnings_are_passed_on(scene: Scene) -> None:
     scene.start(1, "a")
     scene.start(2, "b")
-    scene.serve("a", 4000)
+    scene.serve("a")
     scene.said.clear()
     scene.process.say("from the handler\x1b[31m")
     scene.process.log("slow", worker="b", level="warning", seconds=3)
@@ -187,7 +191,7 @@ def test_last_words_that_are_not_the_reason_are_told(scene: Scene) -> None:
 def test_what_was_said_before_it_serves_is_told_first(scene: Scene) -> None:
     scene.start(1, "a")
     scene.process.say("loaded")
-    scene.serve("a", 4000)
+    scene.serve("a")
     assert scene.said[:2] == [
         "workers  │ loaded",
         "worker 1  m in float32 on cpu, up to 8 requests in a batch",

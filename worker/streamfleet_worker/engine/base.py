@@ -121,7 +121,7 @@ class Room:
     waiting: int
     """Rows added, but not yet in the batch."""
     cache_used: float | None = None
-    """Which share of the cache for keys and values is reserved for what runs; None if there is no such cache."""
+    """The share of the cache for keys and values that is reserved for what runs; None if there is none."""
 
 
 @dataclass(slots=True)

@@ -178,8 +178,8 @@ class Publisher:
             log.debug("request left", **_about(held), how=how)
             if self._spans is not None:
                 self._spans.left(held, how, now)
-        if self._ran_out():
-            # Otherwise they were cancelled, or handed back.
+        if how != "handed_back" and self._ran_out():
+            # Otherwise they were cancelled.
             self._metrics.leases_lost(len(lost))
         self._forget(lost)
         self._settle()

@@ -97,6 +97,9 @@ class LoadRun:
         """Load the fleet for as long as planned, then wait for what is still open.
 
         How long that takes, the requests' deadlines say.
+
+        Raises:
+            OSError: what was recorded could not be written; all that is open is cancelled.
         """
         self._began = time.perf_counter()
         sampling = asyncio.ensure_future(self._sample())
@@ -107,6 +110,9 @@ class LoadRun:
                 else:
                     for _ in range(self._plan.callers):
                         tasks.create_task(self._caller())
+        except ExceptionGroup as group:
+            # All fail of the same, and the first one says it.
+            raise group.exceptions[0] from None
         finally:
             sampling.cancel()
             with suppress(asyncio.CancelledError):

@@ -122,6 +122,18 @@ async def test_what_goes_wrong_is_recorded_with_its_code_and_does_not_end_the_lo
     assert {(line.outcome, line.error, line.kind) for line in lines} == {(outcome, error.code, "embed")}
 
 
+async def test_a_disk_that_is_full_ends_the_load_with_its_own_error() -> None:
+    fleet = StandIn()
+    fleet.gate.set()
+
+    def full(_line: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space left"):
+        async with asyncio.timeout(LIMIT_S):
+            await LoadRun(fleet, [REQUEST], Plan(seconds=3600, callers=3), full).run()  # type: ignore[arg-type]
+
+
 def test_arrivals_are_even_or_random_as_is_wanted() -> None:
     assert list(Plan(seconds=1, rate=4).arrivals()) == [0.0, 0.25, 0.5, 0.75]
     drawn = list(Plan(seconds=100, rate=100, poisson=True, seed=3).arrivals())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json as json_lib
 import shlex
 import tempfile
@@ -27,7 +28,7 @@ from streamfleet_producer.load import LoadRun, Plan
 from streamfleet_producer.report.comparison import COUNTS, compared, latency_quantities, measured
 from streamfleet_producer.report.figures import MEASURES
 from streamfleet_producer.report.machine import machine, versions
-from streamfleet_producer.report.reading import read
+from streamfleet_producer.report.reading import Run, read
 from streamfleet_producer.report.records import Head, RequestLine, SampleLine, encode
 from streamfleet_producer.ticket import Options
 
@@ -98,11 +99,7 @@ def load(
     )
     asked = run(_requests(prompts))
     told = _Told(prompts, label, warmup, lane=lane, deadline_s=deadline)
-    with _file(records) as (file, path):
-        run(_load(redis_url, queue, asked, plan, file=file, told=told))
-        file.flush()
-        result = read(path)
-    shown = compared([result])
+    shown = compared([run(_load(redis_url, queue, asked, plan, records=records, told=told))])
     if json:
         print_json([numbers(one) for one in shown])
     for one in shown if not json else ():
@@ -179,8 +176,14 @@ class _Told:
 
 
 async def _load(
-    redis_url: str, queue: str | None, asked: Sequence[Request], plan: Plan, *, file: IO[bytes], told: _Told
-) -> None:
+    redis_url: str,
+    queue: str | None,
+    asked: Sequence[Request],
+    plan: Plan,
+    *,
+    records: Path | None,
+    told: _Told,
+) -> Run:
     first = asked[0]
     model = first.handler if isinstance(first, CallRequest) else first.model
     async with options.open_client(redis_url, queue, kind=first.kind, model=model) as fleet:
@@ -189,8 +192,18 @@ async def _load(
             raise ModelNotFound(
                 f"no worker serves the queue {fleet.queue!r} now: start one, then load it", known=[]
             )
-        file.write(encode(told.head(fleet.queue, plan, cards, len(asked))))
-        await LoadRun(fleet, asked, plan, lambda line: _put(file, line)).run()
+        head = told.head(fleet.queue, plan, cards, len(asked))
+        # Not before there is something to be written: an older run may be in it.
+        with _file(records) as (file, path):
+            file.write(encode(head))
+            try:
+                await LoadRun(fleet, asked, plan, lambda line: _put(file, line)).run()
+            except asyncio.CancelledError:
+                if records is not None:
+                    say(f"{records} has what had ended by then", "yellow")
+                raise
+            file.flush()
+            return read(path)
 
 
 def _put(file: IO[bytes], line: RequestLine | SampleLine) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+from command import LIMIT_S, running
+from eventually import eventually
 from streamfleet_producer.cli.app import app
 from streamfleet_producer.report.reading import read
 
@@ -61,6 +64,50 @@ def test_a_load_is_recorded_and_drawn(
     assert list(run.max_rows) == [8.0] * len(run.max_rows) != []
     drawn = CliRunner().invoke(app, ["report", "run.jsonl", "--json"])
     assert json.loads(drawn.stdout)[0]["outcomes"] == {"done": len(series)}
+
+
+def test_what_cannot_be_loaded_leaves_older_records_alone(
+    fleet_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("prompts.jsonl").write_text(PROMPTS)
+    Path("run.jsonl").write_text("older")
+
+    done = CliRunner().invoke(
+        app,
+        [
+            "load",
+            "--redis-url",
+            fleet_url,
+            "--queue",
+            "nobody",
+            "--prompts",
+            "prompts.jsonl",
+            "--rate",
+            "20",
+            "--records",
+            "run.jsonl",
+        ],
+    )
+
+    assert done.exit_code == 5
+    assert "no worker serves the queue 'nobody' now" in done.stderr
+    assert Path("run.jsonl").read_text() == "older"
+
+
+@pytest.mark.slow
+async def test_a_load_that_is_ended_has_recorded_what_ended_before(fleet_url: str, tmp_path: Path) -> None:
+    (tmp_path / "prompts.jsonl").write_text(PROMPTS)
+    records = tmp_path / "run.jsonl"
+    arguments = ["load", "--redis-url", fleet_url, "--queue", "smollm2", "--seconds", "600"]
+    arguments += ["--prompts", str(tmp_path / "prompts.jsonl"), "--concurrency", "2"]
+    with running(*arguments, "--records", str(records)) as load:
+        await eventually(lambda: records.exists() and records.stat().st_size > 20_000)
+        load.process.send_signal(signal.SIGINT)
+        load.wait_for("has what had ended by then")
+        assert load.process.wait(LIMIT_S) == 130
+
+    assert len(read(records).series["generate"]) > 50
 
 
 def test_a_load_without_a_file_prints_json_and_leaves_nothing(

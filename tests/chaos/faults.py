@@ -17,6 +17,7 @@ from chaos.plan import FaultKind, Plan, PlannedFault
 from chaos.proxy import ChaosProxy
 from streamfleet_common.broker import Broker
 from streamfleet_common.errors import BrokerUnavailable
+from streamfleet_common.schemas import LANES
 
 ALONE_LIMIT_S = 3.0
 """How long a kill is put off while every worker runs a suspect alone that is no poison."""
@@ -57,6 +58,7 @@ class Faults:
             "kill worker": self._kill_worker,
             "pause worker": self._pause_worker,
             "drain worker": self._drain_worker,
+            "move waiting": self._move_waiting,
             "kill redis": lambda fault: self._restart_redis(fault, self._server.kill),
             "end redis": lambda fault: self._restart_redis(fault, self._server.terminate),
             "stall redis": self._stall_redis,
@@ -162,6 +164,25 @@ class Faults:
             worker = workers[int(fault.choice * len(workers)) % len(workers)]
             self._note(f"told {worker.name} to drain")
             worker.drain()
+
+    # --- what waits
+
+    async def _move_waiting(self, fault: PlannedFault) -> None:
+        """All of one lane to the next, again and again, while workers take from them."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + self._plan.lease_s * (0.5 + fault.strength)
+        outcomes: Counter[str] = Counter()
+        at = int(fault.choice * len(LANES))
+        while loop.time() < until:
+            source, to = LANES[at % len(LANES)], LANES[(at + 1) % len(LANES)]
+            at += 1
+            with contextlib.suppress(BrokerUnavailable):
+                waiting = await self._broker.waiting(source)
+                moves = await self._broker.move([one.rid for one in waiting], to=to, source=source)
+                outcomes.update(one.outcome for one in moves)
+            await asyncio.sleep(POLL_S)
+        self._note(f"moved what waits around: {dict(outcomes) or 'nothing'}")
+        self.counts["moved"] += outcomes["moved"] + outcomes["there"]
 
     # --- the server
 

@@ -17,13 +17,13 @@ Twist = Literal["", "cancel", "leave", "again", "conflict", "foreign"]
 """Nothing; cancel it, leave its stream, submit it twice, or another under its key, let others ask for it."""
 
 FaultKind = Literal[
-    "kill worker", "pause worker", "drain worker",
+    "kill worker", "pause worker", "drain worker", "move waiting",
     "kill redis", "end redis", "stall redis", "pause writes", "cut normal", "cut pubsub",
     "worker line cut", "worker line black", "worker line half open", "worker line slow", "worker line deaf",
     "client line cut", "client line black", "client line flaps", "client line slow", "client line deaf",
 ]  # fmt: skip
 WEIGHTS: dict[FaultKind, float] = {
-    "kill worker": 5, "pause worker": 3, "drain worker": 3,
+    "kill worker": 5, "pause worker": 3, "drain worker": 3, "move waiting": 4,
     "kill redis": 1, "end redis": 0.7, "stall redis": 2, "pause writes": 1, "cut normal": 2, "cut pubsub": 2,
     "worker line cut": 2, "worker line black": 1, "worker line half open": 1, "worker line slow": 1,
     "worker line deaf": 2,

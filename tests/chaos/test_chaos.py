@@ -29,8 +29,8 @@ def test_a_seed_draws_the_same_plan_again() -> None:
 @pytest.mark.timeout(240)
 async def test_what_is_accepted_ends_once_whatever_breaks(tmp_path: Path) -> None:
     # Of this seed: workers killed, paused and drained, Redis killed, lines that flap, black out and go deaf,
-    # two requests that kill their workers.
-    plan = Plan.draw(712, 160, rate=12.0, fault_every_s=1.2)
+    # waiting requests moved around, two requests that kill their workers.
+    plan = Plan.draw(2118, 160, rate=12.0, fault_every_s=1.2)
 
     outcome = judged(await run(plan, tmp_path), tmp_path)
 
@@ -45,7 +45,9 @@ async def test_what_is_accepted_ends_once_whatever_breaks(tmp_path: Path) -> Non
     assert min(len(history.glimpses), len(history.losses), len(history.probes)) >= 5
     # How many a kill frees is a matter of when it strikes.
     assert sum(len(loss.freed_ms) for loss in history.losses) >= 1
-    assert {"kill worker", "pause worker", "drain worker", "kill redis"} <= set(outcome.faults)
+    assert {"kill worker", "pause worker", "drain worker", "move waiting", "kill redis"} <= set(
+        outcome.faults
+    )
 
 
 @pytest.mark.slow

@@ -20,10 +20,11 @@ from streamfleet_common.schemas import Choice, End, Failure, Timing, Usage
 from streamfleet_worker.engine.base import EngineInfo, Launch, Room, Step
 from streamfleet_worker.engine_thread import Report
 from streamfleet_worker.metrics import Metrics
-from streamfleet_worker.series import ENGINE_COUNTERS, ERROR_TYPES, FINISH_REASONS
+from streamfleet_worker.series import ENGINE_COUNTERS, ERROR_TYPES, FINISH_REASONS, HISTOGRAMS
 
 Hire = Callable[..., Awaitable[Hired]]
-DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
+DOCS = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
+SECTION = DOCS.partition("\n## Workers\n")[2].partition("\n## ")[0]
 EMPTY = Room(rows=8, running=0, waiting=0)
 INFO = EngineInfo("m", "r1", ("generate",), "a device", "float32", 8, 64, 10)
 KINDS = {
@@ -224,9 +225,26 @@ def test_names_and_kinds(metrics: Metrics) -> None:
     assert kinds == KINDS
 
 
-def test_the_documentation_names_only_what_is_there() -> None:
-    named = set(re.findall(r"`streamfleet_(?!gateway_)(\w+)", DOCS.read_text()))
-    assert named
+def test_the_documentation_names_all_series_of_workers_and_no_others() -> None:
+    rows = re.findall(r"^\| (`streamfleet_[^|]*) \|", SECTION, re.MULTILINE)
+    told = set(re.findall(r"`streamfleet_(\w+)", " ".join(rows)))
+    assert told == {*KINDS, "supervisor_workers", "worker_restarts_total"}
+    assert set(re.findall(r"`streamfleet_(\w+)", SECTION)) == told
+
+
+def test_the_documentation_tells_the_buckets() -> None:
+    told: set[tuple[float, ...]] = set()
+    for row in re.findall(
+        r"^\| (?:waits|steps|tokens|rows|padding)[^|]*\| ([^|]*) \|", SECTION, re.MULTILINE
+    ):
+        bounds: list[float] = []
+        for part in row.split("; "):
+            numbers, _, unit = part.partition(" ms") if " ms" in part else part.rpartition(" ")
+            scale = {"s": 1.0, "min": 60.0, "h": 3600.0, "%": 0.01, "": 0.001}.get(unit)
+            numbers, scale = (part, 1.0) if scale is None else (numbers, scale)
+            bounds += [round(float(number) * scale, 9) for number in numbers.split(", ")]
+        told.add(tuple(bounds))
+    assert told == {tuple(map(float, buckets)) for _, buckets in HISTOGRAMS.values()}
 
 
 def test_every_series_is_there_from_the_start_and_at_zero(metrics: Metrics) -> None:

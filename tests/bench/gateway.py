@@ -7,6 +7,9 @@ requests by the asynchronous client and through the gateway, which wrk loads. `a
 with nothing else in flight, to the last byte of its answer. The gateway has one core to itself, everything
 else shares the others (where there are at least two); `per core` is how many requests it would answer in a
 second of its own CPU time, which says the same on a machine that is shared.
+
+`--records FOLDER` measures each once more with callers in Python, who tell the times of single requests for
+`streamfleet report`; their own cost counts, so these are later than wrk's.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ import socket
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -26,6 +30,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import recorded
 from gateway_client import QUEUE
 from load import Load, busy_us, cpu_us
 from server import add_options, describe, process, serving
@@ -95,16 +100,21 @@ class Scene:
         last = f"tok{self._options.tokens - 1}"
         return f'{last}"' if not streams else last
 
-    def bare(self, *, streams: bool, worker: subprocess.Popen[bytes]) -> Row:
-        """The client without a gateway."""
-        load = Load(
+    def load(self, worker: subprocess.Popen[bytes], records: Path | None = None) -> Load:
+        """What callers in Python do; `records` takes the times of their requests."""
+        return Load(
             url=self._broker.url,
             seconds=self._options.seconds,
             in_flight=self._options.in_flight,
             trips=self._options.trips,
             worker_pid=worker.pid,
             server_pid=self._broker.pid,
+            records="" if records is None else str(records),
         )
+
+    def bare(self, *, streams: bool, worker: subprocess.Popen[bytes], records: Path | None = None) -> Row:
+        """The client without a gateway."""
+        load = self.load(worker, records)
         script = [sys.executable, str(HERE / "gateway_client.py"), "stream" if streams else "run"]
         answer = subprocess.run(
             pinned(script, alone=True),
@@ -144,6 +154,45 @@ class Scene:
             "cpu_us": round(used / crowded["requests"], 1),
             "machine_cores": round((busy_us() - busy) / 1e6 / crowded["seconds"], 2),
         }
+
+    def recorded(self, folder: Path, worker: subprocess.Popen[bytes], server: str) -> None:
+        """Measure each once more, request by request, and leave a file for each in `folder`."""
+        settings = {
+            "server": server,
+            "tokens of an answer": self._options.tokens,
+            "crowded": f"{self._options.in_flight} in flight for {self._options.seconds:g} s",
+            "alone": f"{self._options.trips}, one after the other",
+        }
+        with tempfile.TemporaryDirectory() as temporary:
+            lines = Path(temporary, "lines")
+            for streams in (True, False):
+                how = "stream" if streams else "whole"
+                self.bare(streams=streams, worker=worker, records=lines)
+                self._keep(folder, f"client-{how}", lines, settings)
+                for route in ROUTES:
+                    self._call(route, streams, self.load(worker, lines))
+                    name = route.removeprefix("/v1/").replace("/", "-")
+                    self._keep(folder, f"{name}-{how}", lines, settings)
+
+    def _keep(self, folder: Path, name: str, lines: Path, settings: dict[str, object]) -> None:
+        with lines.open("rb") as found:
+            recorded.write(folder, name, found, settings)
+
+    def _call(self, route: str, streams: bool, load: Load) -> None:
+        subprocess.run(
+            pinned([sys.executable, str(HERE / "gateway_caller.py")], alone=False),
+            env={
+                **os.environ,
+                "BENCH_LOAD": json.dumps(asdict(load)),
+                "BENCH_URL": self.url + route,
+                "BENCH_BODY": self.body(route, streams=streams),
+                "BENCH_WANTED": self.wanted(streams=streams),
+            },
+            cwd=HERE,
+            stdout=subprocess.DEVNULL,
+            timeout=LIMIT_S + 10 * self._options.seconds,
+            check=True,
+        )
 
     def _wrk(self, route: str, streams: bool, connections: int, seconds: float) -> Row:
         command = ["wrk", "-t1", f"-c{connections}", f"-d{seconds:g}s", "--timeout", "30s"]
@@ -206,6 +255,8 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
                             )
                             round_[f"{route}, {how}"] = row
                     rounds.append(round_)
+                if options.records is not None:
+                    scene.recorded(options.records, worker, describe(broker, aof=False))
         return {"server": describe(broker, aof=False), "rounds": rounds, "medians": _medians(rounds)}
 
 
@@ -233,6 +284,7 @@ def main() -> None:
         "--trips", type=int, default=300, help="of the bare client with nothing else in flight"
     )
     parser.add_argument("--json", action="store_true")
+    recorded.add_option(parser)
     add_options(parser, aof=False)
     options = parser.parse_args()
     if shutil.which("wrk") is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -137,6 +138,25 @@ def test_the_tables_are_printed() -> None:
     assert "finished" in run(
         "cost.py", "--part", "growth", "--rounds", "1", "--requests", "32", "--sizes", "64"
     )
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("wrk") is None, reason="needs wrk: apt-get install wrk")
+def test_requests_to_the_gateway_are_measured_and_recorded(tmp_path: Path) -> None:
+    arguments = ("--rounds", "1", "--seconds", "0.5", "--trips", "3", "--in-flight", "4")
+
+    rows = found("gateway.py", *arguments, "--records", str(tmp_path))["medians"]
+
+    assert len(rows) == 6
+    assert all(row["requests_per_s"] > 0 for row in rows.values())
+    names = {
+        f"{one}-{how}" for one in ("client", "completions", "chat-completions") for how in ("stream", "whole")
+    }
+    assert {file.stem for file in tmp_path.iterdir()} == names
+    for file in tmp_path.iterdir():
+        series = read(file).series
+        assert len(series["alone"]) == 3
+        assert series["crowded"].outcomes.keys() == {"done"}
 
 
 @pytest.fixture(scope="module")

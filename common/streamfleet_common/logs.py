@@ -5,15 +5,18 @@ Needs structlog, which the base install lacks: it is imported when a process con
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import sys
+import traceback
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 if TYPE_CHECKING:
     import structlog
 
+FRAMES = 8
 ABOUT = ("rid", "epoch")
 """What a line of the standard library's may say in its `extra`: which request it is about."""
 FORWARDED = {"streamfleet_worker": "", "opentelemetry": "WARNING"}
@@ -51,6 +54,24 @@ class _StandardError:
             os.close(nowhere)
         except OSError:
             pass  # a full disk, say: later lines may find room
+
+
+def watch_loop() -> None:
+    """Have what the running event loop complains of told in our lines, without the words, which may quote."""
+    asyncio.get_running_loop().set_exception_handler(_complain)
+
+
+def _complain(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    import structlog  # noqa: PLC0415 (an extra)
+
+    log, error = structlog.get_logger(), context.get("exception")
+    if error is None:
+        log.error("fault on the event loop", error=str(context.get("message", "")))
+        return
+    # Its message has the arguments of what failed in it, as its exception may.
+    frames = traceback.extract_tb(error.__traceback__)[-FRAMES:]
+    at = [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames]
+    log.error("fault on the event loop", error=type(error).__name__, at=at)
 
 
 def configure(log_format: str, level: str, **bound: str) -> None:

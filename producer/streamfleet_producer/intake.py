@@ -41,8 +41,8 @@ _AS_CALLED = {
 }
 
 MAX_TEMPLATES = 64
-NOTED: ContextVar[list[str] | None] = ContextVar("submitted", default=None)
-"""Where the ids of what is submitted are put down, for whoever has to name them should it fail."""
+NOTED: ContextVar[list[tuple[str, str]] | None] = ContextVar("submitted", default=None)
+"""Where queue and id of what is submitted are put down, for whoever has to name it should it fail."""
 _AS_THE_FLEET = Retry()
 _NEVER = Retry(attempts=1)
 # What a template has in the place of what each request has of its own.
@@ -118,7 +118,7 @@ class Intake:
             span.name_request(submission.envelope.rid)
             submission.watching = span
         if (noted := NOTED.get()) is not None:
-            noted.append(submission.envelope.rid)
+            noted.append((self._queue, submission.envelope.rid))
         return submission
 
     async def _prepare(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import subprocess
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 from threading import Thread
 
 import pytest
+import structlog
 
 from streamfleet_common import logs
 
@@ -19,8 +21,10 @@ def engine_log() -> Iterator[logging.Logger]:
     """What the engine logs to; nobody listens any more afterwards."""
     ours = logging.getLogger("streamfleet_worker")
     yield logging.getLogger("streamfleet_worker.engine.models")
-    ours.handlers.clear()
+    for name in logs.FORWARDED:
+        logging.getLogger(name).handlers.clear()
     ours.setLevel(logging.NOTSET)
+    structlog.reset_defaults()
 
 
 def test_what_the_engine_says_on_its_thread_is_a_line_like_any_other(
@@ -38,6 +42,38 @@ def test_what_the_engine_says_on_its_thread_is_a_line_like_any_other(
     (line,) = capsys.readouterr().err.splitlines()
     said = json.loads(line)
     assert (said["event"], said["level"], said["worker"]) == ("loading m", "info", "w1")
+
+
+def test_a_line_about_a_request_says_which(
+    engine_log: logging.Logger, capsys: pytest.CaptureFixture[str]
+) -> None:
+    logs.configure("json", "info", queue="q", worker="w1")
+    engine_log.warning("failed: %s", "KeyError", extra={"rid": "00ab", "epoch": 2, "prompt": "canary"})
+    (line,) = capsys.readouterr().err.splitlines()
+    said = json.loads(line)
+    assert (said["rid"], said["epoch"], said["queue"], said["worker"]) == ("00ab", 2, "q", "w1")
+    assert "canary" not in line
+
+
+async def test_what_the_event_loop_complains_of_is_told_without_words(
+    engine_log: logging.Logger, capsys: pytest.CaptureFixture[str]
+) -> None:
+    logs.configure("json", "info", worker="w1")
+    logs.watch_loop()
+    loop, over = asyncio.get_running_loop(), asyncio.Event()
+
+    def fail(prompt: str) -> None:
+        over.set()
+        raise ValueError(prompt)
+
+    loop.call_soon(fail, "canary")
+    await over.wait()
+    loop.call_exception_handler({"message": "Task was destroyed but it is pending!", "task": "canary"})
+    first, second = map(json.loads, capsys.readouterr().err.splitlines())
+    assert (first["error"], first["worker"]) == ("ValueError", "w1")
+    assert first["at"][-1].endswith(" fail")
+    assert second["error"] == "Task was destroyed but it is pending!"
+    assert "canary" not in repr([first, second])
 
 
 def test_a_log_that_nobody_reads_any_more_ends_nobody() -> None:

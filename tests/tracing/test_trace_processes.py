@@ -93,7 +93,7 @@ async def test_a_trace_goes_through_a_crash_and_back(redis_url: str) -> None:
 
     rid = answer.headers["x-request-id"].partition(":")[2]
     (told,) = [line for line in lines if line["event"] == "answered" and line["route"]]
-    assert told["rid"] == rid
+    assert (told["rid"], told["queue"]) == (rid, "q")
     assert (told["tenant"], told["route"], told["status"]) == ("default", "/v1/completions", 200)
     (over,) = [line for line in lines if line["event"] == "request ended"]
     assert (over["rid"], over["queue"], over["outcome"]) == (rid, "q", "done")

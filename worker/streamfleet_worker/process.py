@@ -66,6 +66,7 @@ def main(settings: WorkerSettings | None = None) -> int:
 async def _run(settings: WorkerSettings, name: str, supervision: Supervision | None) -> tuple[int, bool]:
     """The exit status, and whether a thread is left that only the end of the process will end."""
     worker: Worker | None = None
+    logs.watch_loop()
     provider, spans = _tracing(settings.queue, name)
     watchdog = Watchdog(settings.step_limit_s)
     status = 0

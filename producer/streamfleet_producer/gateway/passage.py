@@ -31,7 +31,17 @@ class Passage:
         spans: make the span of the request; None if nobody wants any.
     """
 
-    __slots__ = ("_traceparent", "began_at", "error", "method", "rids", "route", "span", "status", "tenant")
+    __slots__ = (
+        "_traceparent",
+        "began_at",
+        "error",
+        "method",
+        "requests",
+        "route",
+        "span",
+        "status",
+        "tenant",
+    )
 
     def __init__(
         self,
@@ -47,15 +57,15 @@ class Passage:
         """Of the answer; nobody was there to read one until it begins."""
         self.error = ""
         """The code of what went wrong."""
-        self.rids: list[str] = []
-        """The ids of the requests that it was about."""
+        self.requests: list[tuple[str, str]] = []
+        """Queue and id of what it was about."""
         self.began_at = time.monotonic()
         self._traceparent = next((value for name, value in headers if name == b"traceparent"), None)
         self.span: ServerSpan | None = None if spans is None else spans.begin(method, route, headers)
 
     def note(self) -> None:
         """Put down the ids of what is submitted from here on, in this task."""
-        NOTED.set(self.rids)
+        NOTED.set(self.requests)
 
     def failed(self, error: StreamfleetError) -> None:
         """It has come to nothing, or has ended in the middle."""
@@ -73,10 +83,10 @@ class Passage:
         about: dict[str, Any] = {"method": self.method, "route": self.route}
         if self.tenant:
             about["tenant"] = self.tenant
-        if self.rids:
-            about["rid"] = self.rids[0]
-            if len(self.rids) > 1:
-                about["requests"] = len(self.rids)
+        if self.requests:
+            about["queue"], about["rid"] = self.requests[0]
+            if len(self.requests) > 1:
+                about["requests"] = len(self.requests)
         if self.span is not None:
             about["trace_id"] = self.span.trace_id
         elif self._traceparent is not None:

@@ -150,7 +150,7 @@ def _place(call: Call[Any]) -> tuple[str, str]:
     found = _ID.fullmatch(call.http.path_params["id"])
     if found is None or not call.services.directory.reaches(found[1]):
         raise not_found()
-    call.passage.rids.append(found[2])
+    call.passage.requests.append((found[1], found[2]))
     return found[1], found[2]
 
 

@@ -15,6 +15,7 @@ import structlog
 import uvicorn
 from starlette.applications import Starlette
 
+from streamfleet_common import logs
 from streamfleet_producer.gateway.http_protocol import bounded
 from streamfleet_producer.gateway.settings import GatewaySettings
 from streamfleet_producer.gateway.tls import Certificate
@@ -70,6 +71,7 @@ class GatewayServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begin to serve. Raises SystemExit if the parts of the gateway cannot be built."""
+        logs.watch_loop()
         await super().startup(sockets)
         if self._is_kept:
             asyncio.get_running_loop().add_reader(0, self._hear)

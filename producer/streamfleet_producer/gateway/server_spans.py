@@ -59,9 +59,9 @@ class ServerSpan:
         attributes: dict[str, AttributeValue] = {"http.response.status_code": passage.status}
         if passage.tenant:
             attributes["streamfleet.tenant"] = passage.tenant
-        if passage.rids:
-            attributes["streamfleet.rid"] = passage.rids[0]
-            attributes["streamfleet.requests"] = len(passage.rids)
+        if passage.requests:
+            attributes["streamfleet.queue"], attributes["streamfleet.rid"] = passage.requests[0]
+            attributes["streamfleet.requests"] = len(passage.requests)
         if passage.error:
             attributes["error.type"] = passage.error
             # What is the caller's fault is none of ours, says OpenTelemetry.

@@ -143,7 +143,7 @@ def test_the_tables_are_printed() -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("wrk") is None, reason="needs wrk: apt-get install wrk")
 def test_requests_to_the_gateway_are_measured_and_recorded(tmp_path: Path) -> None:
-    arguments = ("--rounds", "1", "--seconds", "0.5", "--trips", "3", "--in-flight", "4")
+    arguments = ("--rounds", "1", "--seconds", "1", "--trips", "3", "--in-flight", "4")
 
     rows = found("gateway.py", *arguments, "--records", str(tmp_path))["medians"]
 

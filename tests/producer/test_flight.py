@@ -165,5 +165,5 @@ async def test_who_was_in_its_batch(redis_url: str, ask: Ask) -> None:
     assert (flight.end.batch.size, flight.end.batch.reason) == (3, "full")
     assert set(flight.neighbours) == set(rids[1:])
     assert flight.neighbour_count == 2
-    assert "They were let in since they filled the batch." in said(flight)
+    assert "The newcomers were as many as the free rows, so they joined at once." in said(flight)
     await hired.dismiss()

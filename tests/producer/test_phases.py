@@ -44,6 +44,15 @@ def test_what_no_worker_began_has_only_waited() -> None:
     assert shown(end) == {"queued": 3000}
 
 
+def test_time_before_the_last_attempt_was_not_all_in_line() -> None:
+    end = ended(40, 10, wait_ms=10.0).model_copy(update={"attempt": 2})
+    assert shown(end) == {"earlier": 40, "wait": 10}
+
+
+def test_of_a_lost_worker_nothing_is_known_but_how_long_it_ran() -> None:
+    assert shown(ended(40, 10)) == {"queued": 40, "run": 10}
+
+
 def test_a_clock_that_went_back_takes_no_time_away() -> None:
     assert shown(ended(-50, -10, wait_ms=3.0)) == {"queued": 0, "wait": 3}
 

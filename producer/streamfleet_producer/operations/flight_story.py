@@ -23,12 +23,14 @@ MOST_CHARS = 400
 """Of a text that comes from elsewhere: an error's message, a worker's name."""
 _SPENT = {
     "queued": "waiting in line for a worker",
+    "earlier": "waiting in line and earlier attempts",
     "tokenize": "turning its texts into tokens",
     "wait": "waiting in its worker for a batch",
     "prefill": "reading its prompt",
     "decode": "writing its answer, token by token",
     "device": "computing its batches",
     "rest": "the way into its worker and out of it",
+    "run": "its run, of which the worker tells no more",
 }
 
 

@@ -13,7 +13,7 @@ _ITEMS = {
     "drain": "Its worker was to end and took nothing in any more, so it waited for no company.",
 }
 _ROWS = {
-    "full": "They were let in since they filled the batch.",
+    "full": "The newcomers were as many as the free rows, so they joined at once.",
     "delay": "Nothing ran before, and the oldest had waited `max_delay` for company.",
     "waited": "Other rows ran, and the newcomers had waited as long as they may (`max_waiting_tokens`, "
     "`max_waiting`), or until another had computed the prompt that they begin with.",

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from streamfleet_common.schemas import End
+from streamfleet_common.schemas import End, Timing
+
+_NO_TIMING = Timing()
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,11 +21,13 @@ class Phase:
 def phases_of(end: End) -> list[Phase]:
     """Those of a request that has ended, one after the other.
 
-    * queued: from acceptance until a worker took it; of several attempts until the last one began
+    * queued: from acceptance until a worker took it; of several attempts it is called earlier, and ends when
+      the last one began
     * tokenize, wait: in the worker, until its first batch
     * prefill, decode: to the first token, and to the last
     * device: of one-shot work, that its batches were computed
-    * rest: what is left until its end was told: the way in and out, and between its batches
+    * rest: what is left until its end was told: the way in and out, and between its batches; where the worker
+      tells of no phase, as one that was lost, it is called run
 
     All but the first and the last are by the worker's clock, and these by the server's, in whole
     milliseconds: what the worker says is never shortened, so the sum may be a millisecond above what the
@@ -35,7 +39,7 @@ def phases_of(end: End) -> list[Phase]:
     held = float(max(0, ended - started))
     timing = end.timing
     phases = [
-        Phase("queued", float(max(0, started - accepted))),
+        Phase("queued" if end.attempt <= 1 else "earlier", float(max(0, started - accepted))),
         Phase("tokenize", timing.tokenize_ms),
         Phase("wait", timing.wait_ms),
         Phase("prefill", timing.prefill_ms),
@@ -45,8 +49,8 @@ def phases_of(end: End) -> list[Phase]:
     # Batches of one request may be computed side by side, in several processes.
     phases.append(Phase("device", min(timing.device_ms, left)))
     left -= phases[-1].ms
-    phases.append(Phase("rest", left))
-    return [phase for phase in phases if phase.ms > 0 or phase.name == "queued"]
+    phases.append(Phase("rest" if timing != _NO_TIMING else "run", left))
+    return [phases[0], *(phase for phase in phases[1:] if phase.ms > 0)]
 
 
 def percentages(amounts: Sequence[float]) -> list[int]:

@@ -26,7 +26,7 @@ Key = tuple[str, int]
 LaunchReason = Literal["full", "delay", "waited", "ratio", "deadline", "drain"]
 """Why a batch was launched, or newcomers were let into the running one, just then:
 
-* full: they filled it.
+* full: a micro-batch was full; or those that waited for rows were as many as there were free.
 * delay: nothing ran, and the oldest had waited `max_delay` for company.
 * waited: rows ran, and newcomers had waited `max_waiting_tokens` steps or `max_waiting` seconds, or until
   another had computed the beginning of the prompt that they share.

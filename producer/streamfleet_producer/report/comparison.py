@@ -42,7 +42,10 @@ class Quantity:
         return NONE if value is None else self.written(value)
 
     def ratio(self, shown: Shown) -> tuple[str, str] | None:
-        """How many times that of the reference it is, and the word for it; None where nothing compares."""
+        """How many times better or worse than the reference it is, and which; None where nothing compares.
+
+        Where neither is better, how many times the reference it is.
+        """
         if shown.reference is None:
             return None
         ours, theirs = self.of(shown.figures), self.of(shown.reference)
@@ -52,8 +55,9 @@ class Quantity:
         if self.is_better_high is None:
             return f"{number(ratio)}{TIMES}", ""
         if abs(ratio - 1) < ALIKE:
-            return f"{number(ratio)}{TIMES}", "alike"
-        return f"{number(ratio)}{TIMES}", "better" if (ratio > 1) == self.is_better_high else "worse"
+            return "", "alike"
+        word = "better" if (ratio > 1) == self.is_better_high else "worse"
+        return f"{number(max(ratio, 1 / ratio))}{TIMES}", word
 
 
 def _cut(measure: Measure, share: float) -> Callable[[Figures], float | None]:

@@ -87,8 +87,8 @@ def _general(shown: Sequence[Shown]) -> list[str]:
         found.append("Batch sizes are those that the answers tell, counted once a request.")
     if any(one.reference is not None for one in shown):
         found.append(
-            "A ratio is a number by the same one of the first run, for requests of the same kind; what "
-            "differs by less than 2 % is called alike. It says nothing about chance: compare runs that "
-            "you repeated."
+            "How many times better or worse a number is, is told by the same one of the first run, for "
+            "requests of the same kind; what differs by less than 2 % is called alike. It says nothing about "
+            "chance: compare runs that you repeated."
         )
     return found

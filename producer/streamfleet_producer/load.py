@@ -204,9 +204,10 @@ class _Seen:
         started_ms = None
         if end is not None and end.started_at_ms:
             # Both on the server's clock, of which only the difference means anything here.
-            started_ms = min(now_ms, self.sent_ms + max(0, end.started_at_ms - end.queued_at_ms))
-        batch = getattr(end, "batch", None)
-        size = getattr(batch, "size", 0)
+            latest_ms = now_ms if self.first_ms is None else self.first_ms  # its milliseconds are whole
+            started_ms = min(latest_ms, self.sent_ms + max(0, end.started_at_ms - end.queued_at_ms))
+        batch = None if end is None else end.batch
+        size = 0 if batch is None else batch.size
         return RequestLine(
             kind=request.kind,
             submitted_ms=round(due_ms, 3),

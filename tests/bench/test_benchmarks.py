@@ -72,6 +72,15 @@ def test_the_fleet_s_requests_are_recorded_for_a_report(tmp_path: Path) -> None:
     assert alone["p50"] == pytest.approx(round_["streamfleet"]["alone"]["p50_ms"], abs=0.01)
 
 
+@pytest.mark.slow
+def test_a_worker_that_counts_is_measured_beside_itself_without() -> None:
+    figures = found("metrics_cost.py", "--rounds", "2", "--seconds", "0.2", "--scrape-s", "0.2")
+
+    for ratio in ("worker_cpu", "all_cpu", "requests_per_s"):
+        assert 0 < figures[ratio]["p25"] <= figures[ratio]["median"] <= figures[ratio]["p75"]
+    assert figures["calls_us"] > 0 < figures["scrape_ms"]
+
+
 def test_the_server_s_cost_of_each_step_and_delta_is_measured_with_and_without_aof() -> None:
     parts = found("cost.py", "--part", "steps", "--part", "emit", "--rounds", "1", "--requests", "64")
 

@@ -50,7 +50,7 @@ class WorkerStats(Message):
     waiting: _Count = 0
     """Rows that were pulled and are not in the batch yet, now."""
     kv_usage: float | None = Field(default=None, ge=0.0, le=1.0)
-    """Share of the key-value cache in use now; None of an engine without one."""
+    """Share of the key-value cache that is reserved for what runs now; None of an engine without one."""
     ttft: _Waits = ()
     """Of requests by the time from acceptance to the first token, by `WAIT_BOUNDS_S`."""
     e2e: _Waits = ()

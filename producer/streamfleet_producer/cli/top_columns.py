@@ -19,6 +19,10 @@ def _name(text: str) -> str:
     return in_one_line(text, None) or "?"  # by hand, anything may be written into Redis
 
 
+def _device(row: WorkerRow) -> str:
+    return _name(row.device.partition(" (")[0])  # what follows is for a log
+
+
 def _queue_style(row: QueueRow) -> str:
     if row.is_unserved:
         return "bold red"
@@ -137,6 +141,6 @@ WORKERS: Table[WorkerRow] = Table(
         Column("FAIL/S", 6, _failed, is_extra=True),
         Column("E2E95", 6, lambda row: _plain(duration(_p95(row.e2e_s))), is_extra=True),
         Column("MODEL", 24, lambda row: _plain(_name(row.model)), is_left=True, is_extra=True),
-        Column("DEVICE", 12, lambda row: _plain(_name(row.device)), is_left=True, is_extra=True),
+        Column("DEVICE", 12, lambda row: _plain(_device(row)), is_left=True, is_extra=True),
     ]
 )

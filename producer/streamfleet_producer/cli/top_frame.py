@@ -33,7 +33,7 @@ WAIT    accepted, not running yet       STATE   ready, asked (to drain), drain
 RUN     given to a worker               RUN     rows in the batch now
 OLD     age of the oldest that waits    WAIT    rows pulled, not in the batch
 WRK     workers that take work          FILL    mean batch, of what it may have
-END/S   requests ended a second         KV      of the key-value cache in use
+END/S   requests ended a second         KV      of the key-value cache taken
 TOK/S   tokens generated a second       TTFT95, ITL95   95th percentiles
 TTFT    time to first token: median     - stands for what nobody says
 ITL     time between tokens: median     ! before a queue: work waits, and no
@@ -189,6 +189,7 @@ def _table(
         flag = marks[at] if marks else " "
         full = Text.assemble(mark, (flag, "bold"), line)
         if at == chosen:
+            full.pad_right(width - full.cell_len)
             full.stylize("reverse")
         lines.append(full)
     if last - first < len(rows):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import random
 import shutil
 import socket
 import subprocess
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -21,6 +23,7 @@ SCRAPE_S = 2
 WINDOW = f"{10 * SCRAPE_S}s"
 """What Grafana would put in the place of `$__rate_interval`, or a little more: here scrapes may be late."""
 PATIENCE_S = 120.0
+PORTS = range(18_000, 30_000)
 POLL_S = 0.5
 
 
@@ -33,11 +36,15 @@ class Series:
 
 
 def free_port() -> int:
-    """A port of the loopback address that nobody has now."""
-    with socket.socket() as asked:
-        asked.bind(("127.0.0.1", 0))
-        port: int = asked.getsockname()[1]
-        return port
+    """A port of the loopback address that nobody has now.
+
+    Below those that the system gives to connections: one of these would have it before it is listened on.
+    """
+    for port in random.sample(PORTS, 100):
+        with socket.socket() as asked, suppress(OSError):
+            asked.bind(("127.0.0.1", port))
+            return port
+    raise OSError(f"no free port from {PORTS.start} to {PORTS.stop}")
 
 
 def wait_for(happened: Callable[[], object], what: Callable[[], str]) -> None:

@@ -21,7 +21,7 @@ from exporter_page import Exporter, samples_of, series
 from hired import eventually_so
 from streamfleet_common import figures_reader
 from streamfleet_common.broker import Broker
-from streamfleet_common.connections import Connections
+from streamfleet_common.connections import COMMAND_TIMEOUT_S, Connections
 from streamfleet_common.deliveries import Delivery, Finish
 from streamfleet_common.embedded import EmbeddedBroker
 from streamfleet_common.keys import Stream
@@ -96,8 +96,9 @@ async def busy_queue(broker: Broker) -> None:
 async def test_it_agrees_with_the_broker_and_with_redis(broker: Broker, raw: Any, exporter: Exporter) -> None:
     await busy_queue(broker)
     raw.xadd(f"{T}:dead", {"rid": "0" * 34, "why": "none"})
-    raw.hset(f"{T}:control", "paused", "1")
     await broker.sweep()
+    assert (await exporter.samples())[series("queue_paused", queue="q")] == 0
+    raw.hset(f"{T}:control", "paused", "1")
 
     seen = await exporter.samples()
 
@@ -244,9 +245,10 @@ async def test_a_server_that_hangs_holds_no_scrape_up() -> None:
             await eventually_so(lambda: _is_up(exporter), "an answer in time")
             os.kill(server.pid, signal.SIGSTOP)
             try:
-                # Would they wait for the server, they would for ever.
                 pages = await asyncio.gather(*(exporter.samples() for _ in range(20)))
                 assert all(seen[series("broker_up")] == 0 for seen in pages)
+                # Not as long as the client library has patience with one command.
+                assert all(seen[series("exporter_scrape_seconds")] < COMMAND_TIMEOUT_S for seen in pages)
                 assert (await exporter.http.get("/readyz")).status_code == 503
             finally:
                 os.kill(server.pid, signal.SIGCONT)

@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 import redis
 
+from broker_parts import card
 from delivery.workers import Nursery, WorkerProcess
 from exporter_page import Exporter, Series, series
 from hired import eventually_so, submit
+from streamfleet_common import codec
 from streamfleet_common.broker import Broker
 from streamfleet_common.connections import Connections
 
@@ -82,9 +84,8 @@ async def test_when_its_card_has_run_out_nobody_is_ready(redis_url: str) -> None
     """The card outlives who was killed for some seconds; here it does not, so that no test waits for them."""
     raw: Any = redis.Redis.from_url(redis_url)
     raw.hset("streamfleet:queues", "q", 1)
-    raw.hset(
-        "{q:q:0}:workers", mapping={"gone": b"1|\x80", "odd": b"no number", "far": b"99999999999999|\xc1"}
-    )
+    cards = {"gone": b"1|" + codec.encode(card()), "odd": b"no number", "far": b"99999999999999|\xc1"}
+    raw.hset("{q:q:0}:workers", mapping=cards)
     raw.close()
     async with Exporter(redis_url) as exporter:
         seen = await exporter.samples()

@@ -51,7 +51,7 @@ def tree(spans: Iterable[Kept]) -> list[str]:
     def walk(span: Kept, depth: int) -> None:
         at, length = span.began - first, span.ended - span.began
         left = min(round(at / whole * MARK), MARK - 1)
-        bar = " " * left + "▬" * max(1, round(length / whole * MARK))
+        bar = " " * left + "━" * max(1, round(length / whole * MARK))
         lines.append(f"{'  ' * depth + span.name:24}{at / 1e6:7.1f}{length / 1e6:8.1f}  {bar[:MARK]}")
         pairs = [(name.rpartition(".")[2], span.attributes.get(name)) for name in SAID.get(span.name, ())]
         if said := " ".join(f"{name}={value}" for name, value in pairs if value is not None):

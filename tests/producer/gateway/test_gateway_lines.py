@@ -12,6 +12,7 @@ import structlog
 from gateway_process import Gateway
 from hired import Hired
 from streamfleet_producer.gateway import openai_completions
+from streamfleet_producer.gateway.openai_told import CompletionTold
 
 CANARY = "canary-c3"
 TRACE = "0af7651916cd43dd8448eb211c80319c"
@@ -78,7 +79,7 @@ async def test_a_fault_names_its_request_and_quotes_nothing(
 
     # Once the request is accepted.
     monkeypatch.setattr(openai_completions, "completion_answer", broken)
-    monkeypatch.setattr(openai_completions.CompletionTold, "take", broken)
+    monkeypatch.setattr(CompletionTold, "take", broken)
     lines = await lines_of(http, ("POST", "/v1/completions", BODY | {"stream": stream}))
     (fault,) = [line for line in lines if line["log_level"] == "error"]
     assert (fault["kind"], fault["route"], fault["tenant"]) == ("ValueError", "/v1/completions", "default")

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from broker_parts import card
+from eventually import eventually
+from gated_engine import GatedEngine
+from hired import Hired, ends, eventually_so, submit
 from streamfleet_common import codec
+from streamfleet_common.broker import Broker
 from streamfleet_common.worker_stats import TOKEN_BOUNDS_S, WAIT_BOUNDS_S, WorkerStats
 from streamfleet_worker.histogram import Histogram
 from streamfleet_worker.metrics import Metrics
 from streamfleet_worker.stats import HISTOGRAMS, MOST_LOOKS, Stats
+
+Hire = Callable[..., Awaitable[Hired]]
 
 
 class Clock:
@@ -115,3 +123,26 @@ def test_a_card_grows_by_a_bounded_amount() -> None:
     assert grown <= 400
     usual = busy.changed({"ttft": (200,) * 19, "e2e": (200,) * 19, "itl": (2000,) * 16})
     assert len(codec.encode(card(stats=usual))) - len(codec.encode(card())) <= 330
+
+
+async def test_a_card_tells_what_its_worker_has_done_and_runs(broker: Broker, hire: Hire) -> None:
+    hired = await hire(GatedEngine(max_batch_size=2), drain_timeout_s=3600.0, version="1.2")
+    (young,) = await broker.cards()
+    assert young.stats == WorkerStats(window_s=0.0, kv_usage=young.stats and young.stats.kv_usage)
+    await ends(broker, await submit(broker, ["ECHO 30", "ECHO 20"]))
+    hired.engine.is_open = False
+    await submit(broker, ["ECHO 40"])
+    await eventually(lambda: len(hired.engine.added) == 3, "their turn")
+    hired.worker.stop()  # whoever drains says so at once, on a card as of then
+    await eventually_so(lambda: _is_draining(broker), "a card that says so")
+    (card,) = await broker.cards()
+    assert card.stats is not None
+    assert (card.stats.ended, card.stats.failed, card.stats.generated_tokens) == (2, 0, 50)
+    assert (sum(card.stats.ttft), sum(card.stats.e2e), sum(card.stats.itl)) == (2, 2, 48)
+    # Two rows for 20 passes, one for 10 more; fewer where the second came later.
+    assert card.stats.batch_rows == 50
+    assert 30 <= card.stats.batches <= 50
+
+
+async def _is_draining(broker: Broker) -> bool:
+    return [card.state for card in await broker.cards()] == ["draining"]

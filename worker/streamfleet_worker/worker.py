@@ -26,6 +26,7 @@ from streamfleet_worker.leases import Leases
 from streamfleet_worker.metrics import ALONE, Metrics
 from streamfleet_worker.presence import COURTESY_S, Presence
 from streamfleet_worker.publisher import Publisher
+from streamfleet_worker.stats import Stats
 from streamfleet_worker.vitals import Vitals
 
 if TYPE_CHECKING:
@@ -131,6 +132,8 @@ class Worker:
             max_queue_tokens=max_queue_tokens,
             keep_payload=keep_payload,
             sub_lanes=sub_lanes,
+            stats=Stats(self.metrics.registry, clock).read,
+            version=version,
         )
         self.vitals = Vitals(engine, self._consumer, step_limit_s, moved, clock)
         self._leases = Leases(

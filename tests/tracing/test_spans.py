@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -21,7 +22,7 @@ from hired import end as end_of
 from spans import Kept
 from streamfleet_common import tracing
 from streamfleet_common.schemas import GenerateRequest
-from streamfleet_producer import Client
+from streamfleet_producer import Client, blocking
 from streamfleet_producer.gateway.server_spans import ServerSpans
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
@@ -117,6 +118,25 @@ async def test_a_service_passes_its_own_span_on(redis_url: str) -> None:
     assert sorted(str(one.parent) for one in requests) == sorted(one.id for one in submits)
     by_rid = {one.id: one.attributes["streamfleet.rid"] for one in submits}
     assert all(by_rid[str(one.parent)] == one.attributes["streamfleet.rid"] for one in requests)
+
+
+async def test_so_does_one_without_an_event_loop(redis_url: str) -> None:
+    def work() -> str:
+        with (
+            spans.service_provider().get_tracer("a service").start_as_current_span("its work") as its,
+            blocking.Client(redis_url, queue="q") as client,
+        ):
+            client.run(GenerateRequest(prompt="ECHO 1", max_tokens=4))
+            with client.stream(GenerateRequest(prompt="ECHO 2", max_tokens=4)) as stream:
+                assert list(stream)
+        return f"{its.get_span_context().span_id:016x}"
+
+    async with hiring(redis_url):
+        its_id = await asyncio.to_thread(work)
+        await found(2)
+    submits = {one.id: one for one in spans.kept() if one.name == "submit"}
+    assert [one.parent for one in submits.values()] == [its_id] * 2
+    assert sorted(str(one.parent) for one in spans.kept() if one.name == "request") == sorted(submits)
 
 
 async def test_a_traceparent_that_is_given_counts_more_than_the_active_span(redis_url: str) -> None:

@@ -69,7 +69,7 @@ def test_keys_do_what_they_say_and_the_terminal_comes_back_as_it_was(url: str, r
         top.wait_for_line("> q ", " 60.0 ")  # (300 + 300) / 10 s
         assert OUT_OF_SIGHT in top.written
         assert fits(top, 80, 24)
-        assert not top.settings[3] & termios.ECHO  # type: ignore[operator]
+        assert not top.settings[3] & termios.ECHO
 
         top.press("p")
         top.wait_for_line("pause q", "y yes")

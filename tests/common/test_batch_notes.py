@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
-import redis
 
 from streamfleet_common.batch_notes import LIFE_MS, MOST_RIDS, PAGE, BatchNote, BatchNotes
 from streamfleet_common.broker import Broker
@@ -37,7 +38,7 @@ def test_what_is_none(data: bytes) -> None:
     assert BatchNote.parse(data) is None
 
 
-async def test_it_is_found_among_others_by_time_and_name(broker: Broker, raw: redis.Redis) -> None:
+async def test_it_is_found_among_others_by_time_and_name(broker: Broker, raw: Any) -> None:
     assert isinstance(broker, BatchNotes)
     raw.xadd("{q:q:0}:batches", {"something": "else"})
     await broker.note_batches([note(number, RIDS[number % 100]) for number in range(PAGE + 10)])
@@ -53,7 +54,7 @@ async def test_it_is_found_among_others_by_time_and_name(broker: Broker, raw: re
     assert 0 < raw.pttl("{q:q:0}:batches") <= LIFE_MS
 
 
-async def test_the_newest_are_kept(broker: Broker, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_newest_are_kept(broker: Broker, raw: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("streamfleet_common.batch_notes.MOST_NOTES", 100)
     for _ in range(5):
         await broker.note_batches([note(number, RIDS[0]) for number in range(100)])

@@ -51,13 +51,18 @@ def ended(
     """One that was accepted 10 s ago, was begun after 4 s and ended 5 s later."""
     started_at_ms = NOW_MS - 6000 if started else 0
     times = (NOW_MS - 10_000, started_at_ms, NOW_MS - 1000, int(started))
-    values = {
+    values: dict[str, Any] = {
         "queued_at_ms": times[0],
         "started_at_ms": times[1],
         "ended_at_ms": times[2],
         "attempt": times[3],
     }
-    at_end = {"started_at_ms": started_at_ms, "attempts": int(started), "deadline_at_ms": 0, "lane": None}
+    at_end: dict[str, Any] = {
+        "started_at_ms": started_at_ms,
+        "attempts": int(started),
+        "deadline_at_ms": 0,
+        "lane": None,
+    }
     at_end |= {"end": Frame(2, 1, b"", times), "place": ""}
     return Flight(
         RID,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
@@ -10,8 +11,8 @@ from streamfleet_common.schemas import End, Timing
 from streamfleet_producer.operations.phases import bars, duration, percentages, phases_of
 
 
-def ended(queued_ms: int, held_ms: int, **timing: float) -> End:
-    times = {"queued_at_ms": 1000, "started_at_ms": 1000 + queued_ms}
+def ended(queued_ms: int, held_ms: int, **timing: Any) -> End:
+    times: dict[str, Any] = {"queued_at_ms": 1000, "started_at_ms": 1000 + queued_ms}
     return End(state="done", **times, ended_at_ms=1000 + queued_ms + held_ms, timing=Timing(**timing))
 
 

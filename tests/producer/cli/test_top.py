@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -443,3 +445,17 @@ def test_the_document_has_its_fields_always() -> None:
     assert worker["ttft_s"] == {"p50": 0.075, "p95": 0.0975, "p99": 0.0995}
     assert documents[1]["workers"][0]["ttft_s"] is None
     assert documents[0]["at"] == "2026-09-21T14:13:20.000+00:00"
+
+
+def test_the_page_tells_all_fields_and_columns() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "top.md").read_text()
+    told = set(re.findall(r"`([^`\n]+)`", page))
+    reading = Reading(AT_MS, (figures(),), (member(),))
+    made = document(REDIS, reading, queue_rows(reading, {}), worker_rows(reading))
+    assert {*made, *made["queues"][0], *made["queues"][0]["lanes"], *made["workers"][0]} <= told
+    heads = {
+        word for line in picture(shown([figures()], [member()]), REDIS, 200) for word in line.plain.split()
+    }
+    assert {"WAIT", "E2E95", "RETRY", "KV", "DEVICE"} <= heads
+    columns = {head for head in heads if re.fullmatch(r"[A-Z][A-Z0-9/]+", head)}
+    assert columns - {"QUEUE", "WORKER", "UTC"} <= told

@@ -131,6 +131,30 @@ def test_a_signal_ends_it_and_gives_the_terminal_back(url: str, end: signal.Sign
 
 
 @pytest.mark.slow
+def test_a_fault_of_its_own_gives_the_terminal_back_too(url: str) -> None:
+    broken = """
+from streamfleet_producer.cli import main, top_live
+draw, count = top_live.frame, 0
+def fail_later(*arguments):
+    global count
+    count += 1
+    if count > 2:
+        raise ValueError("a fault of ours")
+    return draw(*arguments)
+top_live.frame = fail_later
+main()
+"""
+    command = (sys.executable, "-c", broken, "top", "--redis-url", url, "--interval", "3600")
+    with on_terminal(*command, env=environment()) as top:
+        top.wait_for_line("QUEUE", "WAIT")
+        top.press("jj")
+        assert top.end() == 1
+        assert top.settings == top.before
+        after = top.written.rpartition(IN_SIGHT)[2]
+        assert "a fault of ours" in after
+
+
+@pytest.mark.slow
 def test_a_shell_may_send_it_away_and_fetch_it_back(url: str) -> None:
     bash = shutil.which("bash")
     if bash is None:

@@ -25,6 +25,7 @@ from streamfleet_common.one_shot import (
     RerankRequest,
 )
 from streamfleet_common.schemas import (
+    Batch,
     ChatMessage,
     Choice,
     Delta,
@@ -47,6 +48,7 @@ from streamfleet_common.schemas import (
     new_rids,
 )
 from streamfleet_common.token_layout import TokenLayout
+from streamfleet_common.worker_stats import WorkerStats
 
 RID = "00" + "ab" * 16
 REQUEST: dict[str, Any] = {"prompt": "Hi"}
@@ -477,6 +479,8 @@ MESSAGES: list[Message] = [
     Parts(values=()),
     HandlerCard(),
     TokenLayout(),
+    Batch(id="w1/1"),
+    WorkerStats(),
 ]
 
 

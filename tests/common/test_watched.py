@@ -47,6 +47,23 @@ async def test_after_a_sweep_that_found_nobody_the_next_one_notes_itself(broker:
     assert oldest(raw, "normal") == await accepted(broker, RID)
 
 
+async def test_what_came_back_is_as_old_as_its_acceptance(broker: Broker, raw: Any) -> None:
+    (one,) = await begin(broker, submission(rid=RID))
+    since = one.accepted_at_ms
+    await broker.sweep()
+    assert oldest(raw, "normal") == 0
+    await broker.release([one])
+    await broker.submit([submission()])
+    await broker.sweep()
+    assert oldest(raw, "normal") == since
+
+
+async def test_a_stream_that_nobody_has_ever_read_has_an_oldest(broker: Broker, raw: Any) -> None:
+    await broker.submit([submission(rid=RID)])
+    await broker.sweep()
+    assert oldest(raw, "normal") == await accepted(broker, RID)
+
+
 async def test_what_is_refused_notes_nothing(broker: Broker, raw: Any) -> None:
     raw.hset(f"{T}:control", "max_queue_depth", 1)
     await broker.submit([submission()])

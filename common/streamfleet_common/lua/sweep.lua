@@ -40,21 +40,19 @@ end
 
 -- When the first request of a stream that nobody has read was accepted; it may have been moved there since.
 local function oldest(code)
+  local after = '-' -- nobody reads here yet
   local groups = redis.pcall('XINFO', 'GROUPS', T .. STREAMS[code])
   for _, group in ipairs(groups.err and {} or groups) do
     local values = {}
     for i = 1, #group, 2 do values[group[i]] = group[i + 1] end
-    if values.name == 'w' then
-      local after = '(' .. values['last-delivered-id']
-      local entry = call('XRANGE', T .. STREAMS[code], after, '+', 'COUNT', 1)[1]
-      if entry then
-        local rid = back.entry_fields(code, entry[1])
-        local record = rid ~= '' and records({rid})[1] or ''
-        local meta = match(record, '^Q%d+|%d+|[^|]*|[^|]*|%d+|%d+|%d+|%d+|([^\n]*)')
-        return tonumber(meta_fields(meta or '') or match(entry[1], '^%d+'))
-      end
-    end
+    if values.name == 'w' then after = '(' .. values['last-delivered-id'] end
   end
+  local found = redis.pcall('XRANGE', T .. STREAMS[code], after, '+', 'COUNT', 1)
+  if found.err or not found[1] then return end
+  local rid = back.entry_fields(code, found[1][1])
+  local record = rid ~= '' and records({rid})[1] or ''
+  local meta = match(record, '^Q%d+|%d+|[^|]*|[^|]*|%d+|%d+|%d+|%d+|([^\n]*)')
+  return tonumber(meta_fields(meta or '') or match(found[1][1], '^%d+'))
 end
 
 -- Whether a stream holds nothing, and nothing of it is given out.
@@ -212,11 +210,14 @@ end
 -- When the oldest waiting request of each lane was accepted, noted for those who watch the queue.
 local waited = {}
 for i, letter in ipairs({'h', 'n', 'b'}) do
-  local accepted = oldest(letter) or 0
-  for j = 1, top - 1 do
-    local other = oldest(letter .. j)
+  local accepted = 0
+  local function look(code)
+    local other = oldest(code)
     if other and (accepted == 0 or other < accepted) then accepted = other end
   end
+  look(string.upper(letter))
+  look(letter)
+  for j = 1, top - 1 do look(letter .. j) end
   waited[i] = accepted > 0 and at - accepted or 0
   notes[#notes + 1] = 'oldest:' .. sub(STREAMS[letter], 4)
   notes[#notes + 1] = string.format('%.0f', accepted)

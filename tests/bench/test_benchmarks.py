@@ -247,3 +247,11 @@ def test_the_benchmark_of_a_gpu_proves_the_same_on_a_cpu(model: str) -> None:
     counts = [finding for name, finding in right.items() if name != "exact"]
     assert counts == [[4, 4]] * 5
     assert found_["fast"]["ours"]["by_static"] > 0
+
+
+@pytest.mark.slow
+def test_a_worker_that_tells_of_its_batches_is_measured_beside_itself_without() -> None:
+    figures = found("flight_cost.py", "--rounds", "2", "--seconds", "0.2")
+
+    for ratio in ("worker_cpu", "all_cpu", "requests_per_s"):
+        assert 0 < figures[ratio]["p25"] <= figures[ratio]["median"] <= figures[ratio]["p75"]

@@ -30,7 +30,8 @@ def batch_of(worker: str, launch: Launch) -> Batch:
         {
             "id": batch_id(worker, launch),
             "size": launch.size,
-            "padded_ratio": round(launch.padded_ratio, 4),
+            # Digits cost bytes and time in every answer.
+            "padded_ratio": round(launch.padded_ratio, 4) if launch.padded_ratio else 0.0,
             "reason": launch.reason,
         }
     )

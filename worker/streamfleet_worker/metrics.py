@@ -1,6 +1,6 @@
 """What a worker tells Prometheus, and what makes it move. The series themselves are in `series.py`.
 
-Values come by the batch, and are read at the scrape: a request costs well under a microsecond so.
+Values come by the batch, and are read at the scrape: what they cost is told in `docs/metrics.md`.
 """
 
 from __future__ import annotations

@@ -22,8 +22,12 @@ ROOT = Path(__file__).parents[2]
 WALL_CLOCK = re.compile(
     r"(?<![._\w])time\.time(_ns)?\(|datetime\.(now|utcnow|today)|CLOCK_REALTIME|localtime|gmtime"
 )
-# Where people are told when something was, files and keys expire, and RQ's own jobs end; nothing of delivery.
-TELLS_THE_TIME = re.compile(r"/gateway/(openai_chats|openai_completions|keys)\.py|/bulk/|/cli/keys\.py")
+# Where people are told when something was or began, clocks are compared, files and keys expire, and RQ's own
+# jobs end; nothing of delivery.
+TELLS_THE_TIME = re.compile(
+    r"/gateway/(openai_chats|openai_completions|keys)\.py|/bulk/|/cli/(keys|load)\.py"
+    r"|/operations/server_facts\.py|streamfleet_worker/metrics\.py"
+)
 
 
 class Clock:

@@ -48,7 +48,7 @@ def doctor(
     redis_url: options.RedisUrl = options.DEFAULT_URL,
     json: options.Json = False,
 ) -> None:
-    """Look at Redis and the queues, and say what is the matter, and what mends it.
+    """Check Redis and the queues, and say what mends each fault.
 
     It changes nothing, and looks at as much as its user may. Exit status 1 if it finds a fault, 0 if there
     are warnings at most.

@@ -32,7 +32,7 @@ def exporter(
     ] = None,
     redis_url: Annotated[str | None, Option(help="Where Redis is.")] = None,
 ) -> None:
-    """Serve the queues' figures for Prometheus at /metrics, read from Redis when it is asked.
+    """Serve the queues' figures for Prometheus, from Redis alone.
 
     It needs no worker alive. Ctrl-C ends it with exit status 0. What is not given comes from the environment
     (STREAMFLEET_EXPORTER_PORT, STREAMFLEET_EXPORTER_QUEUES, ...).

@@ -34,9 +34,9 @@ def move(
     redis_url: options.RedisUrl = options.DEFAULT_URL,
     json: options.Json = False,
 ) -> None:
-    """Move waiting requests to another lane, behind those that wait there.
+    """Move waiting requests to another lane.
 
-    What a worker has is left alone. What came back from a worker stays before the newcomers, and what waits
+    They go behind those that wait there. What a worker has is left alone. What came back from a worker stays before the newcomers, and what waits
     for its next try comes back to the other lane. Prints how many were moved. If requests were named and one
     was not moved, the exit status is 1.
     """

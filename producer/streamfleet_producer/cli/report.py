@@ -32,7 +32,7 @@ def report(
     ] = None,
     json: options.Json = False,
 ) -> None:
-    """Draw what a load or a benchmark recorded: one page with latencies, rates, batches and queue depth.
+    """Draw what a load or a benchmark recorded, as a page.
 
     Several files are compared side by side, with ratios to the first one. The page needs no network and holds
     no script. With --json the numbers are printed and no page is written.

@@ -40,7 +40,7 @@ def top(
     redis_url: options.RedisUrl = options.DEFAULT_URL,
     json: options.Json = False,
 ) -> None:
-    """Watch queues, workers, rates and latencies; pause a queue, drain a worker, look into dead letters.
+    """Watch queues and workers: rates, latencies, batches.
 
     It reads Redis alone, and needs no more than the role `operator`. Press `?` for its keys and columns.
     """

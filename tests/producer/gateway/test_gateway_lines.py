@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import sys
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import httpx
@@ -18,6 +19,17 @@ CANARY = "canary-c3"
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 HEADERS = {"traceparent": f"00-{TRACE}-b7ad6b7169203331-01"}
 BODY = {"model": "q", "prompt": f"ECHO 2 AS {CANARY}", "max_tokens": 4}
+
+
+@pytest.fixture(autouse=True)
+def _all_lines(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Whatever an earlier test has set up: each logger may have kept the level of its first use."""
+    structlog.reset_defaults()
+    for name, module in list(sys.modules.items()):
+        if name.startswith("streamfleet_") and "log" in vars(module):
+            monkeypatch.setattr(module, "log", structlog.get_logger())
+    yield
+    structlog.reset_defaults()
 
 
 @pytest.fixture

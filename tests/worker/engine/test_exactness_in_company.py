@@ -87,7 +87,7 @@ def together(driver: Driver, requests: dict[str, Fields], seed: int) -> None:
 
 def comparable(heard: Heard) -> Any:
     end = heard.finished
-    return replace(end, timing=Timing(), usage=end.usage.model_copy(update={"cached_tokens": 0}))
+    return replace(end, launch=None, timing=Timing(), usage=end.usage.model_copy(update={"cached_tokens": 0}))
 
 
 def warm(driver: Driver) -> int:

@@ -36,9 +36,9 @@ def move(
 ) -> None:
     """Move waiting requests to another lane.
 
-    They go behind those that wait there. What a worker has is left alone. What came back from a worker stays before the newcomers, and what waits
-    for its next try comes back to the other lane. Prints how many were moved. If requests were named and one
-    was not moved, the exit status is 1.
+    They go behind those that wait there. What a worker has is left alone. What came back from a worker stays
+    before the newcomers, and what waits for its next try comes back to the other lane. Prints how many were
+    moved. If requests were named and one was not moved, the exit status is 1.
     """
 
     async def work() -> Moves:

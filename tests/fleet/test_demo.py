@@ -66,7 +66,11 @@ def test_an_empty_question_is_wrong_usage() -> None:
 
 @pytest.mark.parametrize(
     ("number", "to_group", "status"),
-    [(signal.SIGINT, True, 130), (signal.SIGTERM, False, 143), (signal.SIGKILL, False, -9)],
+    [
+        (signal.SIGINT, True, 130),
+        pytest.param(signal.SIGTERM, False, 143, marks=pytest.mark.slow),
+        (signal.SIGKILL, False, -9),
+    ],
 )
 def test_whatever_ends_it_takes_everything_along(number: int, to_group: bool, status: int) -> None:
     with running("demo", "wait", env=WAITING) as demo:

@@ -20,7 +20,7 @@ LIMIT_S = 150.0
 REQUEST = GenerateRequest.model_validate(
     {
         "prompt": "def value(self):",
-        "max_tokens": 700,
+        "max_tokens": 300,
         "ignore_eos": True,
         "n": 2,
         "logprobs": True,

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 GOOD = """\
@@ -40,6 +42,7 @@ Sampling(temperature="hot")
 """
 
 
+@pytest.mark.slow
 def test_a_service_gets_its_requests_checked_by_plain_mypy(tmp_path: Path) -> None:
     (tmp_path / "good.py").write_text(GOOD)
     (tmp_path / "bad.py").write_text(BAD)

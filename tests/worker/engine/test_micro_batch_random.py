@@ -172,6 +172,7 @@ def reachable(root: object) -> int:
     return len(seen)
 
 
+@pytest.mark.slow
 def test_nothing_grows_in_ten_thousand_requests() -> None:
     crowd = Crowd(7, faults=True, leaves=True, answers=AnswerCache(20_000, ttl_s=1.0))
     sizes = []

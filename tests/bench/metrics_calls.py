@@ -41,7 +41,7 @@ def calls_us(batch: int) -> float:
         for one in admitted:
             intake._follow(one, tokens, 1.0, {})
         metrics.first_tokens(waits_s)
-        metrics.ended(ends, waits_s)
+        metrics.ended(metrics.noted(ends), waits_s)
 
     def timed() -> float:
         began = time.thread_time()

@@ -67,6 +67,10 @@ class Nothing:
     def __call__(self, *_: object) -> None:
         pass
 
+    def noted(self, ends: Sequence[object]) -> Sequence[object]:
+        """As many as there are."""
+        return ends
+
 
 class SwitchedWorker(workers.Worker):
     """A worker whose parts are given its metrics, or nothing, by a signal."""

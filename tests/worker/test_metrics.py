@@ -197,8 +197,8 @@ def test_what_was_cut_is_counted_by_texts_and_by_tokens(metrics: Metrics) -> Non
             End(state="done", choices=choices, usage=usage)
             for usage in (Usage(prompt_tokens=9, truncated=2, cut_tokens=30), Usage(prompt_tokens=4))
         ]
-        metrics.ended(ends, [0.1, 0.1])
-    metrics.ended([End(state="failed", error=Failure(code="too_long", message=""))], [0.1])
+        metrics.ended(metrics.noted(ends), [0.1, 0.1])
+    metrics.ended(metrics.noted([End(state="failed", error=Failure(code="too_long", message=""))]), [0.1])
     after = scrape(metrics)
     assert after["streamfleet_truncated_total", "queue=q"] == 4
     assert after["streamfleet_truncated_tokens_total", "queue=q"] == 60
@@ -278,8 +278,8 @@ def test_nothing_that_happens_makes_a_new_series(metrics: Metrics, junk: str) ->
     choice = Choice(text="", token_ids=(), finish_reason="error").changed({"finish_reason": junk})
     unknown = Failure(code="x", message="").changed({"code": junk})
     named = {"model": junk, "revision": junk, "worker": junk}
-    metrics.ended([End(state="done", choices=(choice,)).changed(named)], [0.1])
-    metrics.ended([End(state="failed", error=unknown).changed(named)], [0.1])
+    metrics.ended(metrics.noted([End(state="done", choices=(choice,)).changed(named)]), [0.1])
+    metrics.ended(metrics.noted([End(state="failed", error=unknown).changed(named)]), [0.1])
     for reason in get_args(NotStarted):
         metrics.skipped(reason)
     metrics.delivered([delivery(attempts=2)])
@@ -309,7 +309,7 @@ def test_times_of_a_request(metrics: Metrics) -> None:
         timing=Timing(wait_ms=1, tokenize_ms=4, prefill_ms=500, decode_ms=2000),
     )
     metrics.delivered([delivery(waited_ms=250)])
-    metrics.ended([end], [3.25])
+    metrics.ended(metrics.noted([end]), [3.25])
     samples = scrape(metrics)
     sums = {
         name: samples[f"streamfleet_{name}_sum", "queue=q"] for name in KINDS if KINDS[name] == "histogram"

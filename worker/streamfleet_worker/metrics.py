@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from prometheus_client import CollectorRegistry
 
 from streamfleet_common.deliveries import Delivery, NotStarted, Swept
-from streamfleet_common.schemas import End, Usage
+from streamfleet_common.schemas import End
 from streamfleet_worker.engine.base import LAUNCH_REASONS, EngineInfo, Room
 from streamfleet_worker.engine_thread import Report
 from streamfleet_worker.family import Family, Kind
@@ -30,6 +30,12 @@ from streamfleet_worker.series import (
 
 ALONE = "0"
 """The slot of a worker that no supervisor keeps."""
+
+
+Noted = tuple[int, int, int, int, float, float, float, str | None, str | None]
+"""Of an answer: tokens of its prompt and its own; texts that were cut, and tokens cut from them; ms of
+tokenizing, prefill and decoding; why its text ended, None if it has none; the code of its error, None if it has
+none."""
 
 
 class Metrics:
@@ -228,37 +234,44 @@ class Metrics:
         if (room := self._room) is not None:
             self._room = Room(room.rows, 0, 0, None if room.cache_used is None else 0.0)
 
-    def ended(self, ends: Sequence[End], latencies_s: Sequence[float]) -> None:
+    def noted(self, ends: Sequence[End]) -> list[Noted]:
+        """What will be counted of these answers, once they are told.
+
+        To be asked while they are new: a call to Redis later they have left the processor's caches, and to
+        find their parts again would be most of what all this costs.
+        """
+        return [
+            (
+                usage.prompt_tokens,
+                usage.completion_tokens,
+                usage.truncated,
+                usage.cut_tokens,
+                timing.tokenize_ms,
+                timing.prefill_ms,
+                timing.decode_ms,
+                end.choices[0].finish_reason if end.choices else None,
+                None if end.error is None else end.error.code,
+            )
+            for end in ends
+            for usage in [end.usage]
+            for timing in [end.timing]
+        ]
+
+    def ended(self, noted: Sequence[Noted], latencies_s: Sequence[float]) -> None:
         """Count requests that this worker has ended, and how long after its acceptance each of them."""
         self._histograms["e2e_request_latency_seconds"].observe_all(latencies_s)
-        texts = [end for end in ends if end.choices and end.error is None]
+        texts = [one for one in noted if one[7] is not None and one[8] is None]
         if texts:
             self._answered_in_text(texts)
-        if len(texts) == len(ends):
+        if len(texts) == len(noted):
             return
-        answers = [end for end in ends if not end.choices and end.error is None]
+        answers = [one for one in noted if one[7] is None and one[8] is None]
         if answers:
             self._answered_in_one_go(answers)
-        _add(self._failure, [end.error.code for end in ends if end.error is not None])
+        _add(self._failure, [one[8] for one in noted if one[8] is not None])
 
-    def _answered_in_text(self, ends: Sequence[End]) -> None:
-        # One pass over the answers: to find their parts is most of what all this costs.
-        prompts, lengths, truncated, prefills_ms, decodes_ms, reasons = zip(
-            *[
-                (
-                    usage.prompt_tokens,
-                    usage.completion_tokens,
-                    usage.truncated,
-                    timing.prefill_ms,
-                    timing.decode_ms,
-                    end.choices[0].finish_reason,
-                )
-                for end in ends
-                for usage in [end.usage]
-                for timing in [end.timing]
-            ],
-            strict=True,
-        )
+    def _answered_in_text(self, noted: Sequence[Noted]) -> None:
+        prompts, lengths, truncated, cut, _, prefills_ms, decodes_ms, reasons, _ = zip(*noted, strict=True)
         self._succeeded(reasons)
         histograms = self._histograms
         histograms["request_prompt_tokens"].observe_all(prompts)
@@ -270,21 +283,16 @@ class Metrics:
                 [ms / (tokens - 1) for ms, tokens in zip(decodes_ms, lengths, strict=True) if tokens > 1]
             )
         if any(truncated):
-            self._truncated([end.usage for end in ends])
+            self._truncated(truncated, cut)
 
-    def _answered_in_one_go(self, ends: Sequence[End]) -> None:
-        self._succeeded(["stop"] * len(ends))
-        histograms, usages, timings = (
-            self._histograms,
-            [end.usage for end in ends],
-            [end.timing for end in ends],
-        )
-        histograms["request_prompt_tokens"].observe_all([usage.prompt_tokens for usage in usages])
-        prefilled_ms = [timing.prefill_ms for timing in timings if timing.prefill_ms]
-        histograms["request_prefill_time_seconds"].observe_all(prefilled_ms)
-        tokenized_ms = [timing.tokenize_ms for timing in timings if timing.tokenize_ms]
-        histograms["tokenize_seconds"].observe_all(tokenized_ms)
-        self._truncated(usages)
+    def _answered_in_one_go(self, noted: Sequence[Noted]) -> None:
+        prompts, _, truncated, cut, tokenized_ms, prefills_ms, *_ = zip(*noted, strict=True)
+        self._succeeded(["stop"] * len(noted))
+        histograms = self._histograms
+        histograms["request_prompt_tokens"].observe_all(prompts)
+        histograms["request_prefill_time_seconds"].observe_all([ms for ms in prefills_ms if ms])
+        histograms["tokenize_seconds"].observe_all([ms for ms in tokenized_ms if ms])
+        self._truncated(truncated, cut)
 
     def _succeeded(self, reasons: Sequence[str]) -> None:
         if not self._has_succeeded:
@@ -292,9 +300,9 @@ class Metrics:
             self.first_success()
         _add(self._success, reasons)
 
-    def _truncated(self, usages: Sequence[Usage]) -> None:
-        self._counts["truncated"] += sum(usage.truncated for usage in usages)
-        self._counts["truncated_tokens"] += sum(usage.cut_tokens for usage in usages if usage.truncated)
+    def _truncated(self, texts: Sequence[int], tokens: Sequence[int]) -> None:
+        self._counts["truncated"] += sum(texts)
+        self._counts["truncated_tokens"] += sum(cut for cut, some in zip(tokens, texts, strict=True) if some)
 
 
 def _add(counts: dict[str, int], values: Sequence[str]) -> None:

@@ -23,7 +23,7 @@ from streamfleet_common.schemas import Parts as PartsEvent
 from streamfleet_common.trace_context import trace_of
 from streamfleet_worker.engine.base import Finished, Key, Output, Parts, Tokens
 from streamfleet_worker.launch_log import Batches
-from streamfleet_worker.metrics import Metrics
+from streamfleet_worker.metrics import Metrics, Noted
 
 if TYPE_CHECKING:
     from streamfleet_worker.request_spans import Left, RequestSpans
@@ -245,17 +245,20 @@ class Publisher:
         self._fenced(lost)
 
     async def _finish(self, identity: End, finishes: list[tuple[Held, End]]) -> None:
+        metrics = self._metrics
+        noted = metrics.noted([end for _, end in finishes])
         try:
             ours = await _insist(lambda: self._broker.finish(_calls(finishes)))
         except Exception:  # noqa: BLE001 (one of them has no bytes, and must not take the others along)
             finishes = [(held, _checked(identity, held, end)) for held, end in finishes]
+            noted = metrics.noted([end for _, end in finishes])
             ours = await _insist(lambda: self._broker.finish(_calls(finishes)))
         lost = []
-        ended: list[End] = []
+        ended: list[Noted] = []
         latencies_s: list[float] = []
         now = asyncio.get_running_loop().time()
         says_so = log.is_enabled_for(logging.DEBUG)
-        for (held, end), ok in zip(finishes, ours, strict=True):
+        for (held, end), note, ok in zip(finishes, noted, ours, strict=True):
             key = held.delivery.key
             if not ok:
                 lost.append(key)
@@ -265,10 +268,10 @@ class Publisher:
                 if says_so:
                     log.debug("request ended", **_about(held), **_outcome(end))
                 delivery = held.delivery
-                ended.append(end)
+                ended.append(note)
                 latencies_s.append((delivery.now_ms - delivery.accepted_at_ms) / 1000 + now - held.held_at)
         if ended:
-            self._metrics.ended(ended, latencies_s)
+            metrics.ended(ended, latencies_s)
         self._fenced(lost)
         self._settle()
 

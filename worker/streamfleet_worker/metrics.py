@@ -34,8 +34,7 @@ ALONE = "0"
 
 Noted = tuple[int, int, int, int, float, float, float, str | None, str | None]
 """Of an answer: tokens of its prompt and its own; texts that were cut, and tokens cut from them; ms of
-tokenizing, prefill and decoding; why its text ended, None if it has none; the code of its error, None if it has
-none."""
+tokenizing, prefill and decoding; why its text ended, or None; the code of its error, or None."""
 
 
 class Metrics:

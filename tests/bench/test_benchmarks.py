@@ -81,6 +81,7 @@ def test_a_worker_that_counts_is_measured_beside_itself_without() -> None:
     assert figures["calls_us"] > 0 < figures["scrape_ms"]
 
 
+@pytest.mark.slow
 def test_the_server_s_cost_of_each_step_and_delta_is_measured_with_and_without_aof() -> None:
     parts = found("cost.py", "--part", "steps", "--part", "emit", "--rounds", "1", "--requests", "64")
 
@@ -140,6 +141,7 @@ def test_a_profile_names_our_functions_and_the_server_s_commands() -> None:
     assert "evalsha" in seen["redis"]
 
 
+@pytest.mark.slow
 def test_the_tables_are_printed() -> None:
     arguments = ("--only", "streamfleet", "--rounds", "1", "--seconds", "0.2", "--trips", "3")
 

@@ -76,7 +76,7 @@ def grid(
     return torch.bincount(torch.tensor(tokens(logits.repeat(count, 1), rows)), minlength=len(logits))
 
 
-@pytest.mark.parametrize("vocab", [12, 64, 300])
+@pytest.mark.parametrize("vocab", [12, pytest.param(64, marks=pytest.mark.slow), 300])
 @pytest.mark.parametrize("coarse", [False, True])
 @pytest.mark.parametrize("sampling", CUTS, ids=named)
 def test_support_and_shares_are_those_of_transformers(

@@ -70,7 +70,7 @@ async def test_a_submission_whose_reply_is_lost_is_there_once(
         assert proxy.lost == 50
     assert entries_ever(raw) - before == 51
     assert len(hired.engine.added) == len(set(hired.engine.added)) == 51
-    assert hired.metric("request_success_total", finished_reason="eos") == 51
+    await eventually(lambda: hired.metric("request_success_total", finished_reason="eos") == 51, "all counts")
 
 
 def entries_ever(raw: redis.Redis) -> int:

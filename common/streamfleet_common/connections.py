@@ -18,9 +18,7 @@ What a URL may name:
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 from urllib.parse import unquote
@@ -28,12 +26,11 @@ from urllib.parse import unquote
 from redis.asyncio import ConnectionPool, Redis
 from redis.asyncio.connection import Connection, SSLConnection, parse_url
 from redis.asyncio.retry import Retry
-from redis.asyncio.sentinel import Sentinel
 from redis.backoff import NoBackoff
-from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import MaxConnectionsError, ReadOnlyError, RedisError, ResponseError
+from redis.exceptions import MaxConnectionsError, RedisError
 from redis.maint_notifications import MaintNotificationsConfig
 
+from streamfleet_common.connection_kinds import KINDS, Following, FollowingTLS, Primary
 from streamfleet_common.errors import BrokerUnavailable
 from streamfleet_common.line import Line
 
@@ -198,63 +195,6 @@ class Pool(ConnectionPool):
             connection.mark_for_reconnect()  # type: ignore[no-untyped-call]
 
 
-class _Primary:
-    """Where the Sentinels say that the primary is."""
-
-    def __init__(self, name: str, hosts: list[tuple[str, int]], options: Mapping[str, Any]) -> None:
-        self._name = name
-        self._hosts = hosts
-        self._sentinel = Sentinel(hosts, sentinel_kwargs=dict(options))  # type: ignore[no-untyped-call]
-        # One at a time: it closes its connections to the Sentinels after each answer.
-        self._lock = asyncio.Lock()
-
-    async def find(self) -> tuple[str, int]:
-        """Host and port of the primary.
-
-        Raises:
-            redis.exceptions.ConnectionError: no Sentinel answers, or none knows a primary that is up.
-        """
-        async with self._lock:
-            try:
-                host, port = await self._sentinel.discover_master(self._name)
-            except (RedisError, OSError) as error:
-                asked = ", ".join(f"{host}:{port}" for host, port in self._hosts)
-                raise RedisConnectionError(
-                    f"no Sentinel of {asked} names a primary of {self._name!r} that is up"
-                ) from error
-            finally:
-                with contextlib.suppress(RedisError, OSError):
-                    await self._sentinel.aclose()
-        return host, port
-
-
-class _Following(Connection):
-    """A connection to whatever server is the primary when it is made."""
-
-    def __init__(self, *, primary: _Primary, **options: Any) -> None:
-        super().__init__(**options)
-        self._primary = primary
-
-    async def _connect(self) -> None:
-        self.host, self.port = await self._primary.find()
-        await super()._connect()  # type: ignore[no-untyped-call]
-
-    async def on_connect_check_health(self, check_health: bool = True) -> None:
-        await super().on_connect_check_health(check_health)
-        # Sentinels learn of a failover one after the other, and a server of its end last.
-        try:
-            await self.send_command("ROLE", check_health=False)
-            role = await self.read_response()
-        except ResponseError:
-            return  # a user who may not ask
-        if role[0] not in (b"master", "master"):
-            raise ReadOnlyError(f"{self.host}:{self.port} is no primary any more", status_code="READONLY")
-
-
-class _FollowingTLS(_Following, SSLConnection):
-    pass
-
-
 @dataclass(frozen=True, slots=True)
 class _Target:
     """What a URL says of the server."""
@@ -271,7 +211,9 @@ class _Target:
             raise ValueError("a cluster of several nodes is not served")
         sentinel = _SENTINEL.match(url)
         if sentinel is None:
-            return cls(dict(parse_url(url)))
+            options: dict[str, Any] = dict(parse_url(url))
+            options["connection_class"] = KINDS[options.get("connection_class", Connection)]
+            return cls(options)
         rest, mark, query = url[sentinel.end() :].partition("?")
         authority, _, path = rest.partition("/")
         user, at, hosts = authority.rpartition("@")
@@ -293,9 +235,9 @@ class _Target:
         if options.pop("connection_class", None) is SSLConnection:
             theirs["ssl"] = True
             theirs |= {key: value for key, value in options.items() if key.startswith("ssl_")}
-            options["connection_class"] = _FollowingTLS
+            options["connection_class"] = FollowingTLS
         else:
-            options["connection_class"] = _Following
+            options["connection_class"] = Following
         return cls(options, unquote(name), sentinels, theirs)
 
     def client(self, timeout_s: float | None, connections: int, **more: Any) -> Redis:
@@ -320,7 +262,7 @@ class _Target:
                 **self._no_surprises(),
             }
             # One for each client, since a client belongs to an event loop.
-            options["primary"] = _Primary(self.name, self.sentinels, theirs)
+            options["primary"] = Primary(self.name, self.sentinels, theirs)
         pool = Pool(**options | {"timeout": COMMAND_TIMEOUT_S, "max_connections": connections})
         pool.make_connection()  # type: ignore[no-untyped-call]  # refuses an option that is none
         return Redis(connection_pool=pool)

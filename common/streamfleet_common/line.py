@@ -21,13 +21,16 @@ from redis.asyncio import ConnectionPool
 READ_BYTES = 65_536
 WRITE_BYTES = 1_048_576
 """A caller waits while so much has not left yet."""
+LATE_S = 0.25
+"""A timer that comes so late says that this process stood still, not that the server did."""
 
 
 class Line:
     """Calls over one connection, made when it is needed and made anew when it breaks.
 
     `pool` says how to connect. An answer that is `timeout_s` overdue breaks the connection: all who wait on
-    it fail then, since nobody knows any more whose answer would be next.
+    it fail then, since nobody knows any more whose answer would be next. Time in which this process itself
+    stood still (a machine that is moved, starved or paused) does not count: the answer may lie unread.
     """
 
     def __init__(self, pool: ConnectionPool, timeout_s: float) -> None:
@@ -117,6 +120,7 @@ class _Wire:
         self._number = 0
         self._answers: list[Any] = []
         self._timer: asyncio.TimerHandle | None = None
+        self._excused = b""
         self._retired = False
         self.is_broken = False
         self._reading = asyncio.create_task(self._read(), name="line")
@@ -129,7 +133,7 @@ class _Wire:
         future = self._loop.create_future()
         self._waiting.append((future, self._loop.time(), number))
         if self._timer is None:
-            self._timer = self._loop.call_later(self._timeout_s, self._judge)
+            self._judge_at(self._loop.time() + self._timeout_s)
         self._writer.write(packed)
         if self._writer.transport.get_write_buffer_size() > WRITE_BYTES:
             # If the line breaks meanwhile, the future says so.
@@ -178,13 +182,25 @@ class _Wire:
         else:
             future.set_result(answer)
 
+    def _judge_at(self, when: float) -> None:
+        self._timer = self._loop.call_at(when, self._judge)
+
     def _judge(self) -> None:
-        self._timer = None
-        if not self._waiting:
+        timer, self._timer = self._timer, None
+        if not self._waiting or timer is None:
             return
-        overdue_s = self._loop.time() - self._waiting[0][1] - self._timeout_s
+        now = self._loop.time()
+        late_s = now - timer.when()
+        _, since, number = self._waiting[0]
+        # Once for each: a process that is always late would never give up a dead server.
+        if late_s > LATE_S and number != self._excused:
+            self._excused = number
+            # What came meanwhile has not been read, and a server that stood still too has not sent it yet.
+            self._judge_at(now + min(late_s, self._timeout_s))
+            return
+        overdue_s = now - since - self._timeout_s
         if overdue_s < 0:
-            self._timer = self._loop.call_later(-overdue_s, self._judge)
+            self._judge_at(now - overdue_s)
             return
         self._break(redis_errors.TimeoutError(f"no answer for {self._timeout_s:g} s"))
         self._reading.cancel()

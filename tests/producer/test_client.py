@@ -165,7 +165,10 @@ async def test_a_timeout_holds_when_redis_hangs(
         proxy.cut()
 
 
-async def test_an_answer_that_came_just_in_time_counts(worker: HandWorker, fleet: Client) -> None:
+async def test_an_answer_that_came_just_in_time_counts(
+    worker: HandWorker, fleet: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_module, "LAST_LOOK_S", 60.0)
     running = asyncio.create_task(fleet.run(REQUEST, timeout=0.5, deadline_s=60))
     [work] = await worker.take()
     [answer] = fleet._open_link().waiting

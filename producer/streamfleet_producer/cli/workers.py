@@ -141,6 +141,10 @@ class Workers:
     def _follow(self, line: str) -> None:
         record = read_record(line)
         with self._changed:
+            # One that has not even started is the end of all: what its successor says, on a machine so slow
+            # that there is one, was said.
+            if not self.has_served and self.why_one_ended is not None:
+                return
             said = self._passed_on(line) if record is None else self._heard(record)
             self._changed.notify_all()
         for words in said:

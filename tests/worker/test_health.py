@@ -9,7 +9,9 @@ from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import pytest
+from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
 
 from streamfleet_worker.health import HealthServer, Probe
 from streamfleet_worker.metrics import Metrics
@@ -19,7 +21,8 @@ class Door:
     def __init__(self) -> None:
         self.wrong: dict[str, str | None] = {"/healthz": None, "/readyz": "starting"}
         probes: dict[str, Probe] = {path: lambda path=path: self.wrong[path] for path in self.wrong}  # type: ignore[misc]
-        self.server = HealthServer("127.0.0.1", 0, Metrics("q", "0").registry, probes)
+        self.registry = Metrics("q", "0").registry
+        self.server = HealthServer("127.0.0.1", 0, self.registry, probes)
         self.port = self.server.start()
 
     def get(self, path: str, **headers: str) -> tuple[int, str, str]:
@@ -53,6 +56,21 @@ def test_metrics_in_both_formats(door: Door) -> None:
     _, kind, text = door.get("/metrics", Accept="application/openmetrics-text; version=1.0.0")
     assert kind.startswith("application/openmetrics-text")
     assert text.endswith("# EOF\n")
+
+
+def test_a_collector_that_asks_in_vain_fails_the_scrape_and_no_more(door: Door) -> None:
+    class Deaf(Collector):
+        def collect(self) -> Iterator[Metric]:
+            raise TimeoutError
+
+        def describe(self) -> Iterator[Metric]:
+            return iter(())
+
+    deaf = Deaf()
+    door.registry.register(deaf)
+    assert door.get("/metrics")[::2] == (503, "the metrics could not be read in time\n")
+    door.registry.unregister(deaf)
+    assert door.get("/metrics")[0] == 200
 
 
 @pytest.mark.parametrize("path", ["/", "/metrics/", "/healthz/x", "/%2e%2e/etc/passwd"])

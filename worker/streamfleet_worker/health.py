@@ -19,6 +19,8 @@ from prometheus_client.exposition import choose_encoder
 Probe = Callable[[], str | None]
 """None if all is well, else what is wrong."""
 
+TEXT = "text/plain; charset=utf-8"
+
 log = structlog.get_logger()
 
 
@@ -47,13 +49,18 @@ class _Handler(BaseHTTPRequestHandler):
         path = self.path.partition("?")[0]
         if path == "/metrics":
             encode, kind = choose_encoder(self.headers.get("Accept", ""))
-            self._answer(200, encode(self.server.registry), kind)
+            try:
+                page = encode(self.server.registry)
+            except TimeoutError:  # of a collector that has to ask somebody
+                self._answer(503, b"the metrics could not be read in time\n", TEXT)
+            else:
+                self._answer(200, page, kind)
         elif path in self.server.probes:
             wrong = self.server.probes[path]()
             body = (wrong or "ok") + "\n"
-            self._answer(200 if wrong is None else 503, body.encode(), "text/plain; charset=utf-8")
+            self._answer(200 if wrong is None else 503, body.encode(), TEXT)
         else:
-            self._answer(404, b"try /healthz, /readyz or /metrics\n", "text/plain; charset=utf-8")
+            self._answer(404, b"try /healthz, /readyz or /metrics\n", TEXT)
 
     def _answer(self, status: int, body: bytes, kind: str) -> None:
         self.send_response(status)

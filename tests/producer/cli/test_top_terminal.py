@@ -68,7 +68,7 @@ def test_keys_do_what_they_say_and_the_terminal_comes_back_as_it_was(url: str, r
     with watched(url) as top:
         top.wait_for_line("> q ", " 60.0 ")  # (300 + 300) / 10 s
         assert OUT_OF_SIGHT in top.written
-        assert fits(top, 80, 24)
+        top.wait_for(lambda _: fits(top, 80, 24), "a whole frame")
         assert not top.settings[3] & termios.ECHO
 
         top.press("p")

@@ -44,7 +44,7 @@ def served() -> set[str]:
 
 def _workers() -> Iterable[Metric]:
     metrics = Metrics("q", "0")
-    metrics.read(since_poll_s=lambda: 0.0, memory=dict, counts=dict)
+    metrics.read(since_poll_s=lambda: 0.0, publisher_lag_s=lambda: 0.0, memory=dict, counts=dict)
     return metrics.registry.collect()
 
 

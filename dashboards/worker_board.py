@@ -255,6 +255,16 @@ def _ties(built: dashboard.Dashboard) -> dashboard.Dashboard:
                 "Age of the last completed look for work.",
                 "s",
                 query(_gauge("seconds_since_last_poll"), PLACE),
+                width=THIRD,
+            )
+        )
+        .with_panel(
+            lines(
+                "Publisher lag",
+                "For how long the oldest event has waited that is brought forth and not in Redis yet.",
+                "s",
+                query(_gauge("publisher_lag_seconds"), PLACE),
+                width=THIRD,
             )
         )
         .with_panel(
@@ -266,6 +276,7 @@ def _ties(built: dashboard.Dashboard) -> dashboard.Dashboard:
                 query(f"60 * {rate('fenced_writes_total', labels=HOST)}", "{{queue}} fenced"),
                 query(f"60 * {rate('redeliveries_total', labels=HOST)}", "{{queue}} redelivered"),
                 query(f"60 * {rate('broker_reconnects_total', labels=HOST)}", "{{queue}} reconnected"),
+                width=THIRD,
             )
         )
     )

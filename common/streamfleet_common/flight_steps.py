@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from typing import Any
 
 from streamfleet_common.errors import InvalidRequest
 from streamfleet_common.frames import Frame
+from streamfleet_common.keys import Keys
 from streamfleet_common.records import Record
 from streamfleet_common.schemas import Start
 from streamfleet_common.steps import Steps
@@ -15,7 +16,7 @@ MOST_EPOCHS = 100
 
 
 class FlightSteps(Steps):
-    """Read a record, the starts in its log, and when its next try is."""
+    """Find a record and read it, the starts in its log, and when its next try is."""
 
     async def record_of_any(self, rid: str) -> Record | None:
         """The record of a request of any tenant; None if there is none.
@@ -25,6 +26,26 @@ class FlightSteps(Steps):
         """
         raw: Any = await self._calls.ask(lambda: self._commands.get(self.keys.record(rid)))
         return None if raw is None else Record.parse(raw)
+
+    async def queues_knowing(self, rid: str, queues: Sequence[str]) -> tuple[list[str], list[str]]:
+        """Of these queues those that have a record of a request, and those that this user may not ask."""
+
+        def ask() -> Awaitable[list[Any]]:
+            pipe = self._commands.pipeline(transaction=False)
+            for queue in queues:
+                # A byte of it, since a record may hold an answer of any length.
+                pipe.getrange(Keys(queue, self.keys.shard).record(rid), 0, 0)
+            return pipe.execute(raise_on_error=False)
+
+        answers = dict(zip(queues, await self._calls.ask(ask), strict=True))
+        refused = []
+        for queue, answer in answers.items():
+            if isinstance(answer, Exception):
+                error = self._calls.unavailable(answer)
+                if error.reason != "forbidden":
+                    raise error from answer
+                refused.append(queue)
+        return [queue for queue, answer in answers.items() if answer and queue not in refused], refused
 
     async def starts(self, rid: str, epochs: int) -> list[Start] | None:
         """The starts of a streaming request that its log has, of its first `MOST_EPOCHS` epochs at most.

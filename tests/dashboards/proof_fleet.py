@@ -35,7 +35,7 @@ COMMAND = (sys.executable, "-c", "from streamfleet_producer.cli import main; mai
 class ProofFleet:
     """All of it, from `with` to its end. Logs lie in `folder`; `ports` are those of the pages of metrics.
 
-    Two workers serve SmolLM2 on the queue `chat`, one serves MiniLM on `embed`.
+    Two workers serve SmolLM2 on the queue `chat`, and one that a supervisor keeps serves MiniLM on `embed`.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -60,7 +60,8 @@ class ProofFleet:
             stack.callback(self._end)
             for name in ("chat-a", PAUSED):
                 self._worker(CHAT, name, model="smollm2", max_batch_size=str(ROWS), max_seq_len="512")
-            self._worker(EMBED, "embed-a", model="minilm", answer_cache_mib="4", max_delay_ms="30")
+            one_shot = {"model": "minilm", "answer_cache_mib": "4", "max_delay_ms": "30"}
+            self._worker(EMBED, "embed-a", **one_shot, workers="1")
             self._start("exporter", "exporter", "--port", str(self.ports["exporter"]))
             self._start("gateway", "gateway", "--port", str(self.ports["gateway"]))
             self._wait()

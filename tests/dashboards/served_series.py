@@ -1,9 +1,10 @@
-"""The names of all series that workers, gateways and exporters serve, and those an expression asks for."""
+"""The names of all series that a fleet serves, on whichever page, and those an expression asks for."""
 
 from __future__ import annotations
 
+import asyncio
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from prometheus_client.metrics_core import Metric
 
@@ -11,7 +12,10 @@ from streamfleet_common.figures import LANES, Figures, QueueFigures
 from streamfleet_producer.exporter.metrics import page_of
 from streamfleet_producer.exporter.reading import Reading
 from streamfleet_producer.gateway.metrics import GatewayMetrics
+from streamfleet_worker.child import Child
+from streamfleet_worker.host_page import HostPage
 from streamfleet_worker.metrics import Metrics
+from streamfleet_worker.supervisor import Supervisor
 
 SUFFIXES = {
     "counter": ("_total",),
@@ -33,10 +37,10 @@ def recorded_ones(expression: str) -> set[str]:
 
 
 def served() -> set[str]:
-    """The names of everything on the three pages."""
+    """The names of everything on the four pages."""
     return {
         family.name + suffix
-        for families in (_workers(), _exporters(), GatewayMetrics().registry.collect())
+        for families in (_workers(), _hosts(), _exporters(), GatewayMetrics().registry.collect())
         for family in families
         for suffix in SUFFIXES[family.type]
     }
@@ -44,8 +48,24 @@ def served() -> set[str]:
 
 def _workers() -> Iterable[Metric]:
     metrics = Metrics("q", "0")
-    metrics.read(since_poll_s=lambda: 0.0, memory=dict, counts=dict)
+    metrics.read(since_poll_s=lambda: 0.0, publisher_lag_s=lambda: 0.0, memory=dict, counts=dict)
     return metrics.registry.collect()
+
+
+def _hosts() -> Iterable[Metric]:
+    """What a supervisor adds to its workers' series; this one has no workers."""
+
+    def start(number: int, served: Callable[[], None]) -> Child:
+        raise AssertionError(f"a worker was started at post {number}")
+
+    async def hand_back(owner: str, *, crashed: bool) -> int:
+        raise AssertionError(f"{owner} has died")
+
+    async def page() -> list[Metric]:
+        supervisor = Supervisor(0, start, hand_back, drain_timeout_s=1, lease_s=1, max_crashes=1)
+        return await asyncio.to_thread(list, HostPage(supervisor, "q").collect())
+
+    return asyncio.run(page())
 
 
 def _exporters() -> Iterable[Metric]:

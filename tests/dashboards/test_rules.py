@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ needs_promtool = pytest.mark.skipif(
 )
 
 
-def rules(name: str) -> list[dict[str, Any]]:
+def rules(name: str | Path) -> list[dict[str, Any]]:
     groups = yaml.safe_load((RULES / name).read_text())["groups"]
     return [rule for group in groups for rule in group["rules"]]
 
@@ -93,6 +94,20 @@ def test_an_alert_says_what_it_is_how_bad_and_where_to_read_on(name: str) -> Non
     assert "$value" in alert["annotations"]["description"]
     assert alert["annotations"]["runbook_url"] == f"docs/operations.md#{name.lower()}"
     assert re.search(r"^\* ", paragraphs()[name], re.MULTILINE), "nothing to do"
+
+
+def test_copies_name_the_paragraphs_where_they_can_be_read(tmp_path: Path) -> None:
+    build = [sys.executable, str(RULES.parent / "build.py")]
+    where = ["--rules", str(tmp_path), "--runbooks", "https://example.org/it"]
+    done = subprocess.run([*build, *where], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+    copied = {rule["alert"]: rule for rule in rules(tmp_path / "alerts.yml")}
+    assert copied.keys() == ALERTS.keys()
+    for name, rule in copied.items():
+        wanted = f"https://example.org/it/docs/operations.md#{name.lower()}"
+        assert rule == ALERTS[name] | {"annotations": ALERTS[name]["annotations"] | {"runbook_url": wanted}}
+    assert rules(tmp_path / "recording.yml") == rules("recording.yml")
 
 
 @pytest.mark.parametrize("file", ["recording.yml", "alerts.yml"])

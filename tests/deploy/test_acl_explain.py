@@ -10,11 +10,12 @@ from deploy.guarded import Guarded
 from hand_worker import HandWorker
 from streamfleet_common.batch_notes import BatchNote
 from streamfleet_common.connections import Connections
-from streamfleet_common.errors import BrokerUnavailable
+from streamfleet_common.errors import BrokerUnavailable, RequestNotFound
 from streamfleet_common.schemas import Batch, Envelope, GenerateRequest
 from streamfleet_common.submissions import Submission
 from streamfleet_producer.operations.flight import gather
 from streamfleet_producer.operations.operator_broker import OperatorBroker
+from streamfleet_producer.operations.queue_search import queue_of
 
 
 @pytest.fixture
@@ -60,6 +61,15 @@ async def test_logs_hold_answers_so_earlier_starts_stay_unknown(
     await worker.broker.hand_back("w1", crashed=True)
     flight = await gather(operator, sent.envelope.rid)
     assert (flight.record.crashes, flight.starts) == (1, None)
+    assert {role for role, _ in guarded.refusals()} == {"operator"}
+
+
+async def test_queues_of_others_are_left_out_of_a_search(guarded: Guarded, operator: OperatorBroker) -> None:
+    sent = submission(stream=False)
+    await operator.submit([sent])
+    assert await queue_of(operator, sent.envelope.rid, ["other", "q"]) == "q"
+    with pytest.raises(RequestNotFound, match=r"none of 1 queues .*; this user .* may not look into 1 more$"):
+        await queue_of(operator, "00" + "f" * 32, ["other", "q"])
     assert {role for role, _ in guarded.refusals()} == {"operator"}
 
 

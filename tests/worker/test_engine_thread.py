@@ -133,7 +133,9 @@ async def test_a_busy_event_loop_does_not_stop_the_engine(made: Make, loop: Loop
         time.sleep(0.001)  # noqa: ASYNC251 (holding the event loop up is the point)
     assert thread.steps == 500
     assert len(loop.calls) == 0
+    unheard_since = thread.unheard_since
     await eventually(lambda: loop.finished == [("a", 1)], "the end")
+    assert (loop.calls[0][0].ended_at, thread.unheard_since) == (unheard_since, None)
     # All that had gathered came in one call, in order.
     assert len(loop.calls) == 1
     assert [r.step.generated_tokens for r in loop.calls[0]] == [1] * 500

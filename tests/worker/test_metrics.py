@@ -31,6 +31,7 @@ KINDS = {
     "num_requests_running": "gauge",
     "num_requests_waiting": "gauge",
     "seconds_since_last_poll": "gauge",
+    "publisher_lag_seconds": "gauge",
     "batch_size": "histogram",
     "batch_tokens": "histogram",
     "batch_padding_ratio": "histogram",
@@ -78,7 +79,12 @@ def metrics() -> Metrics:
 def made(memory: dict[str, int] | None = None, counts: dict[str, int] | None = None) -> Metrics:
     """Of a supervisor's second worker; what its engine has is read from the arguments."""
     made = Metrics("q", "1.2.3", "2")
-    made.read(since_poll_s=lambda: 0.0, memory=lambda: memory or {}, counts=lambda: counts or {})
+    made.read(
+        since_poll_s=lambda: 0.0,
+        publisher_lag_s=lambda: 0.0,
+        memory=lambda: memory or {},
+        counts=lambda: counts or {},
+    )
     return made
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
+import time
 from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Any, cast
 
@@ -117,8 +118,8 @@ class Desk:
         self.publisher.hold(delivery, tenant="t", stream=stream)
         return delivery.key
 
-    def take(self, *outputs: tuple[Key, Any]) -> None:
-        self.publisher.take([Output(key, event) for key, event in outputs])
+    def take(self, *outputs: tuple[Key, Any], at: float | None = None) -> None:
+        self.publisher.take([Output(key, event) for key, event in outputs], at)
 
     def metric(self, name: str, **labels: str) -> float | None:
         return self.metrics.registry.get_sample_value(f"streamfleet_{name}", {"queue": "q", **labels})
@@ -196,6 +197,34 @@ async def test_while_a_call_is_stuck_tokens_merge_and_nothing_is_lost(broker: St
         assert [len(event.token_ids) for event in broker.events(rid)] == [1, 1999]
         assert broker.text(rid) == broker.ends[rid].text == "".join(texts)
         assert broker.ends[rid].last_seq == 2
+
+
+async def test_it_says_since_when_the_oldest_event_waits(broker: StubBroker, desk: Desk) -> None:
+    publisher = desk.publisher
+    broker.open.clear()
+    a, b, whole = desk.hold("a"), desk.hold("b"), desk.hold("c", stream=False)
+    desk.take((whole, tokens("x")), at=5.0)
+    assert publisher.waiting_since() is None, "the end will tell it"
+    desk.take((a, tokens("0")), at=10.0)
+    assert publisher.waiting_since() == 10.0
+    await eventually(lambda: broker.waiting == 1, "a call that waits")
+    desk.take((a, tokens("1", first=1)), at=20.0)
+    desk.take((b, tokens("0")), (whole, done(["x"])), at=30.0)
+    assert publisher.waiting_since() == 10.0, "it is on its way, and no further"
+    broker.open.set()
+    broker.open.clear()
+    await eventually(lambda: broker.waiting == 1 and broker.log, "the next call")
+    assert publisher.waiting_since() == 20.0
+    desk.take((b, tokens("1", first=1)), at=40.0)
+    publisher.lose([a, b])
+    broker.open.set()
+    await eventually(lambda: publisher.waiting_since() is None, "nothing that waits")
+    assert broker.ends.keys() == {"c"}
+    before = time.perf_counter()
+    desk.take((desk.hold("d"), tokens("0")))
+    since = publisher.waiting_since()
+    assert since is not None
+    assert before <= since <= time.perf_counter()
 
 
 async def test_all_of_a_step_goes_out_in_one_call_of_each_kind(broker: StubBroker, desk: Desk) -> None:

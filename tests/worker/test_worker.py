@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 
 import pytest
 import redis
 
-from eventually import eventually
+from eventually import PATIENCE_S, eventually
 from gated_engine import SLOW, GatedEngine
 from hired import Hired, end, ends, events, eventually_so, record, submit, text_of
 from hired_view import echo, has_text, is_empty, polled_again, states
@@ -128,6 +129,20 @@ async def test_nor_while_prompts_are_slow_to_prepare(broker: Broker, hire: Hire)
 
 async def _has_no_running(broker: Broker, rids: list[str]) -> bool:
     return await states(broker, rids) == {"queued": len(rids)}
+
+
+async def test_what_a_busy_event_loop_has_not_heard_of_waits_too(broker: Broker, hire: Hire) -> None:
+    hired = await hire(GatedEngine(is_open=False))
+    (rid,) = await submit(broker, ["ECHO 1"])
+    await eventually(lambda: hired.engine.added == [rid], "its turn")
+    hired.engine.allowed = 1
+    limit = time.monotonic() + PATIENCE_S
+    while hired.worker._engine_thread.unheard_since is None and time.monotonic() < limit:
+        time.sleep(0.001)  # noqa: ASYNC251 (holding the event loop up is the point)
+    before = hired.metric("publisher_lag_seconds", worker="0")
+    assert 0 < before < hired.metric("publisher_lag_seconds", worker="0")
+    await eventually(lambda: hired.metric("publisher_lag_seconds", worker="0") == 0, "its end in Redis")
+    assert (await end(broker, rid)).state == "done"
 
 
 async def test_two_workers_share_a_queue_and_answer_each_request_once(broker: Broker, hire: Hire) -> None:

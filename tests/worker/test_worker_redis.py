@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -27,20 +28,30 @@ async def test_a_frozen_redis_does_not_stop_the_engine_and_nothing_is_lost(
     broker: Broker, hire: Hire, server: EmbeddedBroker
 ) -> None:
     hired = await hire(GatedEngine(is_open=False, max_batch_size=4))
+
+    def lag_s() -> float:
+        return hired.metric("publisher_lag_seconds", worker="0")
+
     rids = await submit(broker, ["ECHO 400"] * 4, stream=True)
     hired.engine.allowed = 5
     await eventually(lambda: hired.engine.taken == 5, "some steps")
+    await eventually(lambda: lag_s() == 0, "all of them in Redis")
     os.kill(server.pid, signal.SIGSTOP)
     try:
         hired.engine.is_open = True
         await eventually(lambda: hired.engine.taken >= 400, "all steps, with Redis frozen")
         assert hired.worker._publisher.held == 4
+        # What was brought forth by now waits from now on at least.
+        now = time.perf_counter()
+        await eventually(lambda: lag_s() > 0.2, "events that wait")
+        assert time.perf_counter() - now <= lag_s()
     finally:
         os.kill(server.pid, signal.SIGCONT)
     for rid, answer in zip(rids, await ends(broker, rids), strict=True):
         logged = await events(broker, rid)
         assert text_of(logged) == answer.text == echo(400)
         assert answer.last_seq == len(logged) - 2 < 30, "what waited was merged"
+    await eventually(lambda: lag_s() == 0, "all of it in Redis")
 
 
 async def test_answers_that_cannot_be_told_stop_the_reading(

@@ -33,7 +33,7 @@ class Report:
     seconds: float
     room: Room
     ended_at: float
-    """When it was over, on a clock of the engine's thread that only differences mean anything of."""
+    """When it was over, by `time.perf_counter`."""
 
 
 class EngineThread:
@@ -117,6 +117,14 @@ class EngineThread:
     def counts(self) -> Mapping[str, int]:
         """What the engine's caches have counted; nothing before it is built."""
         return {} if self._engine is None else self._engine.counts
+
+    @property
+    def unheard_since(self) -> float | None:
+        """When the oldest step was over that the event loop has not heard of, or None; from any thread."""
+        try:
+            return self._outbox[0].ended_at
+        except IndexError:
+            return None
 
     def _notify(self) -> None:
         # As an order that asks for nothing: a wake-up between the look and the wait must not be lost.

@@ -139,6 +139,7 @@ class Metrics:
         self,
         *,
         since_poll_s: Callable[[], float],
+        publisher_lag_s: Callable[[], float],
         memory: Callable[[], Mapping[str, int]],
         counts: Callable[[], Mapping[str, int]],
     ) -> None:
@@ -148,6 +149,12 @@ class Metrics:
             "seconds_since_last_poll",
             "Age of the last completed look for work.",
             lambda: {"": since_poll_s()},
+        )
+        self._family(
+            "gauge",
+            "publisher_lag_seconds",
+            "For how long the oldest event has waited that is brought forth and not in Redis yet.",
+            lambda: {"": publisher_lag_s()},
         )
         self._family("gauge", "model_memory_bytes", "Memory that the engine takes.", memory, "kind")
         for name, text in ENGINE_COUNTERS.items():

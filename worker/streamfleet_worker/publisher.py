@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -89,6 +90,10 @@ class Publisher:
         self._freed = freed
         self._held: dict[Key, Held] = {}
         self._dirty: dict[Key, Held] = {}
+        self._dirty_since = 0.0
+        """When the oldest of it was brought forth, by the clock of steps; meaningless while there is none."""
+        self._telling_since: float | None = None
+        """The same of what is on its way to Redis."""
         self._work = asyncio.Event()
         self._empty = asyncio.Event()
         self._empty.set()
@@ -99,6 +104,13 @@ class Publisher:
     def held(self) -> int:
         """Requests begun and not yet ended."""
         return len(self._held)
+
+    def waiting_since(self) -> float | None:
+        """When the oldest event was brought forth that Redis does not have yet, or None; from any thread."""
+        dirty_since = self._dirty_since if self._dirty else None
+        # In this order: what is dirty becomes what is told, and one of the two looks must find it.
+        telling_since = self._telling_since
+        return dirty_since if telling_since is None else telling_since
 
     def deliveries(self) -> list[Delivery]:
         """What is held, ended or not: until its end is told, it is ours to keep."""
@@ -142,8 +154,10 @@ class Publisher:
             for key in keys:
                 self._held[key].prepared_at = now
 
-    def take(self, outputs: list[Output]) -> None:
-        """Take what a step brought forth; returns at once."""
+    def take(self, outputs: list[Output], at: float | None = None) -> None:
+        """Take what a step brought forth that was over `at` this time, or just now; returns at once."""
+        if not self._dirty:
+            self._dirty_since = time.perf_counter() if at is None else at
         for output in outputs:
             held = self._held.get(output.key)
             if held is None or held.finished is not None:
@@ -197,7 +211,9 @@ class Publisher:
         while True:
             await self._work.wait()
             self._work.clear()
+            self._telling_since = self._dirty_since if self._dirty else None
             await self._publish(identity)
+            self._telling_since = None
             if not self._dirty:
                 self._told.set()
 

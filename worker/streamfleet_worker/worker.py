@@ -148,6 +148,7 @@ class Worker:
         )
         self.metrics.read(
             since_poll_s=self.vitals.since_poll_s,
+            publisher_lag_s=self._publisher_lag_s,
             memory=lambda: engine.memory,
             counts=lambda: engine.counts,
         )
@@ -345,10 +346,17 @@ class Worker:
         for report in reports:
             self.metrics.stepped(report)
             self._intake.stepped(report)
-            self._publisher.take(report.step.outputs)
+            self._publisher.take(report.step.outputs, report.ended_at)
             self._launch_log.take(report.step.launches)
         self._settle()
         self._wake()
+
+    def _publisher_lag_s(self) -> float:
+        # On any thread, also while the event loop stands still: events wait before it then.
+        # In this order: from there they come to the publisher.
+        waits = self._engine_thread.unheard_since, self._publisher.waiting_since()
+        since = min((at for at in waits if at is not None), default=None)
+        return 0.0 if since is None else max(0.0, time.perf_counter() - since)
 
     def _forget(self, keys: list[Key]) -> None:
         self._intake.drop(keys)

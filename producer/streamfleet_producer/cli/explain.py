@@ -29,7 +29,7 @@ def explain(
     """
 
     async def work() -> Flight:
-        async with operator(redis_url, queue) as broker:
+        async with operator(redis_url, queue, rid=id) as broker:
             return await gather(broker, id)
 
     flight = run(work())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable
 
@@ -10,6 +11,9 @@ from rich.cells import cell_len
 from typer.testing import CliRunner, Result
 
 from command import environment, streamfleet
+from hand_worker import HandWorker
+from streamfleet_common.schemas import GenerateRequest
+from streamfleet_producer import Client
 from streamfleet_producer.cli.app import app
 
 Call = Callable[..., Result]
@@ -65,6 +69,23 @@ def test_of_nobody(call: Call) -> None:
     assert "queue 'smollm2' knows no request" in told.stderr
     told = call("explain", "00" + "f" * 32, "--json")
     assert json.loads(told.stderr)["error"]["code"] == "request_not_found"
+
+
+def test_the_queue_is_found_among_several(redis_url: str) -> None:
+    async def submit() -> str:
+        async with HandWorker(redis_url, "one") as one, HandWorker(redis_url, "two") as two:
+            for worker in (one, two):
+                await worker.announce()
+            async with Client(redis_url, queue="two") as client:
+                return (await client.submit(GenerateRequest(prompt="Hi"))).id
+
+    rid = asyncio.run(submit())
+    told = CliRunner().invoke(app, ["explain", rid, "--redis-url", redis_url])
+    assert told.exit_code == 0, told.output
+    assert told.stdout.startswith(f"request   {rid} of queue two\nstate     queued ")
+    told = CliRunner().invoke(app, ["explain", "00" + "f" * 32, "--redis-url", redis_url])
+    assert (told.exit_code, told.stdout) == (5, "")
+    assert "none of 2 queues knows a request" in told.stderr
 
 
 @pytest.mark.slow

@@ -127,3 +127,14 @@ async def test_a_failure_has_a_status_or_is_the_end_of_the_stream(
         assert got.status_code == 200
         *_, last = [event async for event in sent_events(got)]
         assert (last.name, last.data["state"], last.data["error"]["message"]) == ("end", "failed", "told to")
+
+
+async def test_a_call_waits_for_a_worker_where_none_lives(hand: HandWorker, http: httpx.AsyncClient) -> None:
+    await hand.announce(model="q", tasks=("call",), life_ms=1)  # known, and dead by now
+    for headers in ({}, EVENTS):
+        asking = asyncio.create_task(http.post("/v1/handlers/q", json=1, headers=headers))
+        [work] = await hand.take()
+        await hand.answer(work, outputs=("yes",))
+        got = await asking
+        assert got.status_code == 200, got.text
+        assert '"yes"' in got.text

@@ -40,8 +40,8 @@ async def call_handler(call: Call[HandlerInput]) -> ASGIApp | Response:
     name, options, key = call.http.path_params["name"], call.options, call.idempotency_key
     served = await call.served(name, KIND)
     if served.model is None:
-        # The queue's name: what is called there is its handler, if it has only one. While no worker lives nobody
-        # knows of another one, and what waits for a worker is called as it was named.
+        # The queue's name: what is called there is its handler, if it has only one. While no worker lives
+        # nobody knows of any, and what waits for one is called as it was named.
         names = {card.model for card in served.cards} or {name}
         if len(names) != 1:
             raise InvalidRequest(f"queue {served.queue!r} serves {len(names)} handlers: name one of them")

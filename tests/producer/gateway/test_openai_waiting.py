@@ -16,11 +16,12 @@ from openai import AsyncOpenAI
 from eventually import eventually
 from gated_engine import GatedEngine
 from gateway_process import Gateway
-from hand_worker import HandWorker
+from hand_worker import HandWorker, delta
 from hired import Hired, eventually_so
 from openai_client import client_of
-from streamfleet_common.errors import GenerationFailed
+from streamfleet_common.errors import GenerationFailed, TooLong
 from streamfleet_producer import Client
+from streamfleet_producer.gateway import openai_reading
 
 USER = {"role": "user", "content": "ECHO 3"}
 CALL = '<tool_call>{"name": "weather", "arguments": {"city": "Rome"}}</tool_call>'
@@ -168,6 +169,41 @@ async def test_who_waits_is_told_his_place_by_comments_that_clients_skip(
                 assert "".join(json.loads(line[6:])["choices"][0]["text"] for line in rest) == "tok0 tok1"
             finally:
                 await hired.dismiss()
+
+
+async def test_what_a_worker_refuses_has_a_status_though_it_was_to_stream(
+    hand: HandWorker, gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(openai_reading, "FIRST_NEWS_S", 600.0)
+    asked: list[tuple[str, dict[str, Any], int]] = [
+        ("/v1/completions", {"model": "q", "prompt": "a"}, 400),
+        ("/v1/completions", {"model": "q", "prompt": ["a", "b"]}, 400),
+        ("/v1/chat/completions", {"model": "q", "messages": [USER]}, 400),
+        ("/", {"inputs": "a"}, 422),
+    ]
+    async with httpx.AsyncClient(base_url=gateway.url, timeout=60) as http:
+        for path, body, status in asked:
+            asking = asyncio.create_task(http.post(path, json={**body, "stream": True}))
+            (work, *_) = await hand.take(2 if body.get("prompt") == ["a", "b"] else 1)
+            await hand.fail(work, TooLong("too long", prompt_tokens=9, max_tokens=1, limit=5))
+            got = await asking
+            assert (got.status_code, got.headers["content-type"]) == (status, "application/json")
+
+
+async def test_a_stream_whose_worker_is_long_silent_is_opened_all_the_same(
+    hand: HandWorker, gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(openai_reading, "FIRST_NEWS_S", 0.01)
+    async with httpx.AsyncClient(base_url=gateway.url, timeout=60) as http:
+        for path in ("/v1/completions", "/generate_stream"):
+            body = {"model": "q", "prompt": "a", "stream": True} if "v1" in path else {"inputs": "a"}
+            asking = asyncio.create_task(http.send(http.build_request("POST", path, json=body), stream=True))
+            (work,) = await hand.take()
+            response = await asking
+            assert response.status_code == 200
+            await hand.emit(work, delta("yes"))
+            await hand.finish(work, "yes")
+            assert '"yes"' in (await response.aread()).decode()
 
 
 async def test_a_queue_without_a_worker_is_503_where_nobody_is_to_wait(redis_url: str) -> None:

@@ -55,13 +55,18 @@ async def test_the_client_s_own_retry_after_a_failure_is_a_new_attempt(
     hand: HandWorker, gateway: Gateway
 ) -> None:
     async with client_of(gateway, max_retries=1) as api:
-        asking = asyncio.create_task(api.completions.create(model="q", prompt="a"))
+        asked: Any = {"model": "q", "prompt": "a", "extra_headers": {"Idempotency-Key": "k"}}
+        asking = asyncio.create_task(api.completions.create(**asked))
         (work,) = await hand.take()
         await hand.fail(work, GenerationFailed("for now", retryable=True))
         (again,) = await hand.take()
         assert again.rid != work.rid
-        await hand.finish(again, "yes")
-        assert (await asking).choices[0].text == "yes"
+        await hand.fail(again, GenerationFailed("for good", retryable=True))
+        with pytest.raises(openai.InternalServerError, match="for good"):
+            await asking
+        # A failure is an answer, too: another call under the key is told the first one.
+        with pytest.raises(openai.InternalServerError, match="for now"):
+            await api.with_options(max_retries=0).completions.create(**asked)
 
 
 async def test_of_several_prompts_the_key_is_free_again_once_one_of_them_was_given_up(

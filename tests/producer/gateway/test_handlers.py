@@ -91,6 +91,26 @@ async def test_who_leaves_a_call_cancels_it(
             await eventually_so(cancelled, "the cancellation")
 
 
+async def test_a_key_is_free_again_once_its_call_was_given_up(
+    redis_url: str, spell: HandWorker, http: httpx.AsyncClient
+) -> None:
+    async with Client(redis_url, queue="q") as client:
+        for place, headers in enumerate(({}, EVENTS)):
+            asked: dict[str, Any] = {"json": 1, "headers": {**headers, "Idempotency-Key": f"k{place}"}}
+            asking = asyncio.create_task(http.post("/v1/handlers/spell", **asked))
+            await spell.take()
+            asking.cancel()
+
+            async def given_up() -> bool:
+                return (await client.depth()).open == 0
+
+            await eventually_so(given_up, "the cancellation")
+            asking = asyncio.create_task(http.post("/v1/handlers/spell", **asked))
+            [work] = await spell.take()
+            await spell.answer(work, outputs=("yes",))
+            assert '"yes"' in (await asking).text
+
+
 async def test_what_is_wrong_is_told_before_a_stream_begins(
     hand: HandWorker, http: httpx.AsyncClient
 ) -> None:

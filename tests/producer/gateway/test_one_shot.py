@@ -105,3 +105,28 @@ async def test_a_client_that_leaves_cancels_its_request(
 
         await eventually_so(cancelled, "the cancellation")
         await eventually(lambda: gateway.services.metrics.open_requests == 0, "the end of the request")
+
+
+async def test_a_key_is_free_again_once_its_request_was_given_up(
+    redis_url: str, hand: HandWorker, gateway: Gateway
+) -> None:
+    await hand.announce(tasks=TASKS)
+    asked: dict[str, Any] = {
+        "json": {"query": "far?", "documents": ["a", "b"]},
+        "headers": {"Idempotency-Key": "k"},
+    }
+    async with (
+        httpx.AsyncClient(base_url=gateway.url, timeout=60) as http,
+        Client(redis_url, queue="q") as client,
+    ):
+        asking = asyncio.create_task(http.post("/v1/rerank", **asked))
+        await hand.take()
+        asking.cancel()
+
+        async def given_up() -> bool:
+            return (await client.depth()).open == 0
+
+        await eventually_so(given_up, "the cancellation")
+        async with hand.serving(answer):
+            got = await http.post("/v1/rerank", **asked)
+    assert (got.status_code, len(got.json()["results"])) == (200, 2)

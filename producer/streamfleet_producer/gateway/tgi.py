@@ -168,7 +168,7 @@ async def _served(call: Call[TgiGenerateBody] | Call[None]) -> Served:
         return await call.served(None, KIND, chosen)
     except InvalidRequest:
         raise ModelNotFound(
-            "several queues generate here, and these requests name no model: "
+            "no queue generates here now, or several do, and these requests name no model: "
             "set STREAMFLEET_TGI_MODEL for the gateway, to a model or a queue",
             known=[],
         ) from None

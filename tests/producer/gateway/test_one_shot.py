@@ -90,6 +90,24 @@ async def test_what_is_wrong_is_named(hand: HandWorker, gateway: Gateway) -> Non
         assert (got.status_code, got.json()["error"]["code"]) == (404, "model_not_found")
 
 
+async def test_where_nobody_does_such_work_no_queue_is_said_to_do(
+    redis_url: str, hand: HandWorker, gateway: Gateway
+) -> None:
+    async with (
+        HandWorker(redis_url, queue="other") as second,
+        httpx.AsyncClient(base_url=gateway.url) as http,
+    ):
+        for worker in (hand, second):
+            await worker.announce(tasks=("embed",))
+        got = await http.post("/v1/rerank", json={"query": "a", "documents": ["a"]})
+        assert got.status_code == 400
+        assert "no live worker does 'rerank'" in got.json()["error"]["message"]
+        got = await http.post("/generate", json={"inputs": "a"})
+        assert (got.status_code, "no queue generates here now" in got.json()["error"]) == (404, True)
+        got = await http.post("/v1/embeddings", json={"input": "a"})
+        assert "several queues would do" in got.json()["error"]["message"]
+
+
 async def test_a_client_that_leaves_cancels_its_request(
     redis_url: str, hand: HandWorker, gateway: Gateway
 ) -> None:

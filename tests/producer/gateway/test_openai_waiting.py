@@ -211,6 +211,25 @@ async def test_a_stream_whose_worker_is_long_silent_is_opened_all_the_same(
             assert '"yes"' in (await response.aread()).decode()
 
 
+async def test_a_client_of_the_first_http_is_sent_no_chunks(hired: Hired, gateway: Gateway) -> None:
+    body = b'{"model": "q", "prompt": "ECHO 3", "stream": %s}'
+    for streams in (b"true", b"false"):
+        told = body % streams
+        host, port = gateway.url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        head = b"POST /v1/completions HTTP/1.0\r\ncontent-length: %d\r\n\r\n" % len(told)
+        writer.write(head + told)
+        async with asyncio.timeout(60):
+            answer, _, rest = (await reader.read()).partition(b"\r\n\r\n")
+        writer.close()
+        assert b"transfer-encoding" not in answer.lower()
+        if streams == b"true":
+            assert rest.startswith(b"data: {")
+            assert rest.endswith(b"data: [DONE]\n\n")
+        else:
+            assert json.loads(rest)["choices"][0]["text"] == "tok0 tok1 tok2"
+
+
 async def test_a_queue_without_a_worker_is_503_where_nobody_is_to_wait(redis_url: str) -> None:
     async with HandWorker(redis_url) as hand, Gateway(redis_url, no_worker="refuse") as gateway:
         await hand.announce(life_ms=1)

@@ -76,6 +76,8 @@ class Answer:
         if self.future.done():
             self._cancel()  # whoever asked for it has left meanwhile, unless it has ended already
             return
+        if not self._owned:
+            self._link.sharing.join(self.rid, self)
         deadline_at = self._link.now() + deadline_s
         late_at = min(late_at, deadline_at + self._link.patience.grace_s)
         self.arm(deadline_at=deadline_at, late_at=late_at, doubtful=joined)
@@ -93,22 +95,28 @@ class Answer:
             self._ask()
 
     def leave(self) -> None:
-        """Stop waiting; cancel the request if it is ours and has not ended."""
+        """Stop waiting; cancel the request if it is ours, has not ended, and nobody shares it."""
         self._link.waiting.discard(self)
         self._link.watch.discard(self)
         self._link.leave(self.rid, self)
+        self._link.sharing.leave(self.rid, self)
         self._cancel()
         if not self.future.cancel() and not self.future.cancelled():
             self.future.exception()  # nobody may have asked, and that is no news
 
     def abandon(self) -> None:
+        self._link.sharing.leave(self.rid, self)
         self._cancel()
         self._fail(closed())
+
+    def inherit(self) -> None:
+        self._owned = True
 
     def _cancel(self) -> None:
         if self._owned and not self._ended:
             self._owned = False
-            self._link.cancels.post(self.rid)
+            if not self._link.sharing.pass_on(self.rid):
+                self._link.cancels.post(self.rid)
 
     # --- a Listener
 

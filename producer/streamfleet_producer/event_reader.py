@@ -99,6 +99,8 @@ class EventReader:
         """Begin to worry: the request exists. It is ours to cancel, unless its key was used before."""
         joined = submitted.outcome == "duplicate"
         self._owned = not (joined and keyed)
+        if not self._owned:
+            self._link.sharing.join(self.id, self)
         self.arm(deadline_at=self._link.now() + deadline_s, doubtful=joined)
 
     def arm(self, *, deadline_at: float, doubtful: bool) -> None:
@@ -155,20 +157,25 @@ class EventReader:
         self._log_at = after.at
 
     async def leave(self) -> None:
-        """Stop listening; cancel the request if it is ours and has not ended."""
+        """Stop listening; cancel the request if it is ours, has not ended, and nobody shares it."""
         self._link.waiting.discard(self)
         self._link.watch.discard(self)
         self._link.leave(self.id, self)
         self._frames.clear()
-        if self._owned and self.end is None:
+        self._link.sharing.leave(self.id, self)
+        if self._owned and self.end is None and not self._link.sharing.pass_on(self.id):
             await self._link.cancel_quietly(self.id)
 
     def abandon(self) -> None:
-        if self._owned and self.end is None:
+        self._link.sharing.leave(self.id, self)
+        if self._owned and self.end is None and not self._link.sharing.pass_on(self.id):
             self._link.cancels.post(self.id)
-            self._owned = False
+        self._owned = False
         self.error = self.error or closed()
         self._wake()
+
+    def inherit(self) -> None:
+        self._owned = True
 
     def fail(self, error: StreamfleetError) -> StreamfleetError:
         """Let nothing but this error come from now on."""

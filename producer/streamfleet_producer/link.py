@@ -27,6 +27,7 @@ from streamfleet_common.subscriber import Subscriber
 from streamfleet_producer.catalogue import Catalogue
 from streamfleet_producer.coalescer import Coalescer
 from streamfleet_producer.rid_pool import RidPool
+from streamfleet_producer.sharing import Sharing
 from streamfleet_producer.watch import Watch
 
 CLOSE_S = 5.0
@@ -95,6 +96,7 @@ class Link:
         self.waiting: set[Waiting] = set()
         """Whoever has to be told when the link closes."""
         self._connections = connections
+        self.sharing = Sharing()
         self._shares = subscriber is not None
         self._subscriber = Subscriber(connections) if subscriber is None else subscriber
         self.rids = RidPool(self._subscriber, self.channel)
@@ -211,7 +213,8 @@ class Link:
         for submission in submissions:
             if submission.envelope.rid in self._untaken:
                 self._untaken.discard(submission.envelope.rid)
-                self.cancels.post(submission.envelope.rid)
+                if not self.sharing.pass_on(submission.envelope.rid):
+                    self.cancels.post(submission.envelope.rid)
 
     def refusal(self, submitted: Submitted) -> StreamfleetError | None:
         """Why a submission was not accepted; None if it was, now or before."""

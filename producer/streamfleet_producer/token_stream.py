@@ -145,7 +145,8 @@ class TokenStream(EventStream):
     Each delta belongs to one answer, its `index`; those of several answers come as they are made.
 
     After the iteration `result` is the final `End`. Leaving the context before that cancels the request,
-    unless it was joined: found by an idempotency key, or attached to.
+    unless it was joined: found by an idempotency key, or attached to. Where other callers of the client have
+    joined it by its key, the last one's leaving does.
 
     The deltas prove to be complete by the end's count of them. If some are missing and the log no longer has
     them, the rest is made of the whole text that the end carries, as one last delta a choice, provided that

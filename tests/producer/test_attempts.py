@@ -19,6 +19,7 @@ from streamfleet_common.schemas import Choice, Delta, End, Event, Parts, Prefill
 from streamfleet_producer.event_reader import EventReader
 from streamfleet_producer.link import Link, Patience
 from streamfleet_producer.place import Place
+from streamfleet_producer.sharing import Sharing
 from streamfleet_producer.ticket import Ticket
 from streamfleet_producer.token_stream import PartStream, TokenStream
 
@@ -123,6 +124,7 @@ class StubLink:
         self.is_closed = False
         self.watch: set[object] = set()
         self.waiting: set[object] = set()
+        self.sharing = Sharing()
 
     def now(self) -> float:
         return 0.0

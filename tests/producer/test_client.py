@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from eventually import eventually
 from hand_worker import HandWorker, delta
 from hired import eventually_so
 from lossy_proxy import LossyProxy
@@ -453,6 +454,38 @@ async def test_a_joining_caller_cancels_nothing(worker: HandWorker, fleet: Clien
     await fleet._open_link().cancels.flush()
     await worker.finish(work, "abc")
     assert (await first).text == "abc"
+
+
+async def test_a_shared_request_is_cancelled_by_the_last_who_leaves(
+    worker: HandWorker, fleet: Client
+) -> None:
+    async def state() -> str:
+        await fleet._open_link().cancels.flush()
+        return (await fleet.status(work.rid)).state
+
+    first = asyncio.create_task(fleet.run(REQUEST, idempotency_key="k"))
+    [work] = await worker.take()
+    async with fleet.stream(REQUEST, idempotency_key="k"):
+        async with fleet.stream(REQUEST, idempotency_key="k"):
+            first.cancel()
+            await asyncio.wait([first])
+            assert await state() == "running"
+        assert await state() == "running"
+    assert await state() == "cancelled"
+
+
+async def test_who_shares_a_request_has_its_answer_though_its_submitter_leaves(
+    worker: HandWorker, fleet: Client
+) -> None:
+    async with fleet.stream(REQUEST, idempotency_key="k") as stream:
+        [work] = await worker.take()
+        sharer = asyncio.create_task(fleet.run(REQUEST, idempotency_key="k"))
+        await eventually(lambda: bool(fleet._open_link().sharing), "the second caller")
+        assert stream.ended is None
+    await fleet._open_link().cancels.flush()
+    await worker.finish(work, "abc")
+    assert (await sharer).text == "abc"
+    assert not fleet._open_link().sharing
 
 
 def test_the_id_of_a_key_is_an_hmac() -> None:

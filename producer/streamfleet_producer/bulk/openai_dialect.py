@@ -7,6 +7,7 @@ instead of a `response`, as one whose job ended before it was answered.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
@@ -16,7 +17,6 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from streamfleet_common.errors import InvalidRequest, QueueFull, StreamfleetError, TooLong
 from streamfleet_common.message import problems
 from streamfleet_common.schemas import End, Request
-from streamfleet_producer.bulk.answered import id_digest
 from streamfleet_producer.bulk.dialects import Asked
 from streamfleet_producer.bulk.line_errors import BadLine, BatchExpired, UnknownRoute
 from streamfleet_producer.gateway.openai_answers import Outcome, chat_answer, completion_answer
@@ -134,8 +134,9 @@ class _Asked:
 def _line(
     custom_id: str | None, response: dict[str, Any] | None, error: dict[str, Any] | None
 ) -> dict[str, Any]:
-    name = "none" if custom_id is None else id_digest(custom_id).hex()
-    return {"id": f"batch_req_{name}", "custom_id": custom_id, "response": response, "error": error}
+    # Each line's own: other batches have the same custom_ids.
+    id_ = f"batch_req_{secrets.token_hex(16)}"
+    return {"id": id_, "custom_id": custom_id, "response": response, "error": error}
 
 
 def _parts(texts: Sequence[str]) -> list[list[str]]:

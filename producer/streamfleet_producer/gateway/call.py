@@ -169,7 +169,7 @@ class Call(Generic[_B]):
     ) -> EventStream:
         """The response that sends these chunks; see `EventStream` for what the generator has to do.
 
-        `headers` may be filled until the generator has given `OPENED`.
+        `headers` may be filled until the generator has given something.
         """
         said = {} if headers is None else headers
         stream = EventStream(

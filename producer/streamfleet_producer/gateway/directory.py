@@ -123,7 +123,8 @@ class Directory:
         if len(names) == 1:
             return Served(names[0], None, self._doing(names[0], kind))
         if names:
-            return InvalidRequest(f"several queues would do: name one as `model` ({', '.join(names[:16])})")
+            why = "several queues would do" if doing else f"no live worker does {kind!r}"
+            return InvalidRequest(f"{why}: name a queue as `model` ({', '.join(names[:16])})")
         return self._nothing("no worker has ever served a queue here: start one", ())
 
     def _named(self, name: str, kind: str) -> Served | ModelNotFound:

@@ -19,20 +19,21 @@ STALLED_S = 60.0
 """After so long without taking anything a client is given up."""
 HEARTBEAT = b": \n\n"
 OPENED = b""
-"""The first thing a generator gives: its request is accepted, and from here on errors are chunks."""
+"""From here on errors are chunks, though there is nothing to be sent yet."""
 
 
 class EventStream:
     """Sends what a generator gives. Used as `return await EventStream(…).opened()`.
 
-    The generator gives `OPENED` first, once its request is accepted; what it raises before that is raised by
-    `opened`, and so still has a status. What it raises later becomes a chunk in the words of `dialect`. It is
-    closed when the client goes away, and not asked for more while the client does not take what it has.
+    What the generator raises before it gives anything is raised by `opened`, and so still has a status; what
+    it raises later becomes a chunk in the words of `dialect`. `OPENED`, which is empty, opens the stream as
+    well, and is not sent. The generator is closed when the client goes away, and not asked for more while the
+    client does not take what it has.
 
     Args:
         chunks: whole events, encoded.
         dialect: how an error is said amid the stream.
-        headers: further ones of the response, in lower case; asked for once the request is accepted.
+        headers: further ones of the response, in lower case; asked for once the stream is opened.
         heartbeat_s: after so many seconds without a chunk a comment is sent.
         stalled_s: a client that takes nothing for so many seconds is given up.
         gone: called when the client has left before the end.
@@ -57,6 +58,7 @@ class EventStream:
         self._stalled_s = stalled_s
         self._gone = gone
         self._passage = Passage("GET", "") if passage is None else passage
+        self._first = OPENED
         self._left = False
         self._sent_at = 0.0
         self._sending_since: dict[str, float] = {}
@@ -65,9 +67,9 @@ class EventStream:
         self._beating: asyncio.Task[None] | None = None
 
     async def opened(self) -> EventStream:
-        """Wait until the request is accepted. Raises what refuses it."""
+        """Wait for the first chunk. Raises what comes in its place."""
         try:
-            await anext(self._chunks)
+            self._first = await anext(self._chunks, OPENED)
         except BaseException:
             await self.aclose()
             raise
@@ -105,8 +107,11 @@ class EventStream:
     async def _send_all(self, send: Send) -> None:
         await self._send(send, self._start())
         try:
+            if self._first:
+                await self._send(send, _body(self._first))
             async for chunk in self._chunks:
-                await self._send(send, _body(chunk))
+                if chunk:
+                    await self._send(send, _body(chunk))
         except StreamfleetError as error:
             await self._send_last(send, error)
         except asyncio.CancelledError:

@@ -99,6 +99,9 @@ async def create_file(call: Call[None]) -> Response:
     except (KeyError, ValueError):
         raise InvalidRequest("the form cannot be read: it has no valid boundary") from None
     try:
+        if unknown := sorted(form.keys() - {"file", "purpose"}):
+            faults = [f"{name[:64]}: unknown field; it would have had no effect" for name in unknown]
+            raise InvalidRequest(f"the form is not valid: {'; '.join(faults)}", problems=faults)
         upload, purpose = form.get("file"), form.get("purpose")
         if not isinstance(upload, UploadFile):
             raise InvalidRequest("file: a file is wanted")
@@ -205,6 +208,7 @@ _FORM = {
         "schema": {
             "type": "object",
             "required": ["file", "purpose"],
+            "additionalProperties": False,
             "properties": {
                 "file": {"type": "string", "format": "binary"},
                 "purpose": {"enum": ["batch"]},

@@ -16,6 +16,7 @@ from streamfleet_producer.gateway.call import Call
 from streamfleet_producer.gateway.dialects import json_response
 from streamfleet_producer.gateway.event_stream import OPENED
 from streamfleet_producer.gateway.fleet_events import EVENTS, told
+from streamfleet_producer.gateway.openai_key import key_to_use
 from streamfleet_producer.gateway.operation import Operation
 
 KIND = "call"
@@ -37,11 +38,12 @@ async def call_handler(call: Call[HandlerInput]) -> ASGIApp | Response:
         InvalidRequest: it takes no such input.
         QueueFull, Conflict, DeadlineExceeded, GenerationFailed, …: as `Client.call`.
     """
-    name, options, key = call.http.path_params["name"], call.options, call.idempotency_key
+    name, options, said = call.http.path_params["name"], call.options, call.idempotency_key
     served = await call.served(name, KIND)
     if served.model is None:
-        # The queue's name: what is called there is its handler, if it has only one.
-        names = {card.model for card in served.cards}
+        # The queue's name: what is called there is its handler, if it has only one. While no worker lives
+        # nobody knows of any, and what waits for one is called as it was named.
+        names = {card.model for card in served.cards} or {name}
         if len(names) != 1:
             raise InvalidRequest(f"queue {served.queue!r} serves {len(names)} handlers: name one of them")
         (name,) = names
@@ -50,25 +52,25 @@ async def call_handler(call: Call[HandlerInput]) -> ASGIApp | Response:
 
     async def asked() -> tuple[str, End]:
         async with call.client(served.queue) as client:
+            key = await key_to_use(client, call.tenant, call.http.headers, said)
             return await client.run_with_id(request, idempotency_key=key, **options)
 
     async def chunks() -> AsyncGenerator[bytes]:
-        async with (
-            call.client(served.queue) as client,
-            client.call_stream(name, request.input, idempotency_key=key, **options) as parts,
-        ):
-            headers["x-request-id"] = f"{served.queue}:{parts.id}"
-            yield OPENED
-            lines = call.services.lines
-            events = told(
-                parts,
-                lambda: lines.position(served.queue, parts.id),
-                is_queued=parts.ticket.state == "queued",
-                look_s=lines.life_s,
-            )
-            async with aclosing(events):
-                async for chunk in events:
-                    yield chunk
+        async with call.client(served.queue) as client:
+            key = await key_to_use(client, call.tenant, call.http.headers, said)
+            async with client.call_stream(name, request.input, idempotency_key=key, **options) as parts:
+                headers["x-request-id"] = f"{served.queue}:{parts.id}"
+                yield OPENED
+                lines = call.services.lines
+                events = told(
+                    parts,
+                    lambda: lines.position(served.queue, parts.id),
+                    is_queued=parts.ticket.state == "queued",
+                    look_s=lines.life_s,
+                )
+                async with aclosing(events):
+                    async for chunk in events:
+                        yield chunk
 
     if "text/event-stream" in call.http.headers.get("accept", "").lower():
         return await call.stream(chunks(), headers=headers)

@@ -3,16 +3,23 @@
 uvicorn's protocol keeps whatever head a client sends, and waits for the rest of it for ever, and for a client
 that takes nothing of its answer. It also puts what follows a body, its trailers, behind the head, without any
 bound and after the head was looked at. When a connection is lost it tells the request that came last, though
-one before that may still be answered.
+one before that may still be answered. And it sends chunks to clients of HTTP/1.0, who know none.
 """
 
 from __future__ import annotations
 
 import asyncio
 import http
+import sys
 from typing import Any
 
-from uvicorn._types import ASGI3Application
+from uvicorn._types import (
+    ASGI3Application,
+    ASGIReceiveCallable,
+    ASGISendCallable,
+    ASGISendEvent,
+    Scope,
+)
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from streamfleet_producer.gateway.gathering import Gathering
@@ -80,7 +87,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._answering = cycle
-        super()._start_asgi_task(cycle, app)
+        is_old = cycle.scope["http_version"] == "1.0"
+        super()._start_asgi_task(cycle, _without_chunks(cycle, app) if is_old else app)
 
     def data_received(self, data: bytes) -> None:
         if self._lingering is not None:
@@ -150,6 +158,31 @@ class BoundedProtocol(HttpToolsProtocol):
             self.transport.abort()
             return
         self._looking = self.loop.call_later(self.look_s, self._look)
+
+
+def _without_chunks(cycle: RequestResponseCycle, app: ASGI3Application) -> ASGI3Application:
+    """An application for a client of HTTP/1.0, who knows no chunks.
+
+    A body without a length ends with the connection there.
+    """
+
+    async def answer(scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
+        is_open = False
+
+        async def sent(message: ASGISendEvent) -> None:
+            nonlocal is_open
+            if message["type"] == "http.response.start":
+                is_open = all(name.lower() != b"content-length" for name, _ in message.get("headers", ()))
+                if is_open:
+                    cycle.chunked_encoding = False
+                    cycle.expected_content_length = sys.maxsize
+            elif is_open and message["type"] == "http.response.body" and not message.get("more_body"):
+                cycle.expected_content_length = len(message.get("body", b""))
+            await send(message)
+
+        await app(scope, receive, sent)
+
+    return answer
 
 
 def bounded(max_header_bytes: int, silence_s: float = SILENCE_S) -> type[BoundedProtocol]:

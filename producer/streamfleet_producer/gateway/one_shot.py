@@ -12,6 +12,7 @@ from streamfleet_common.decisions import DecideRequest, Decision
 from streamfleet_common.one_shot import ClassifyRequest, Label, Rank, RerankRequest
 from streamfleet_common.schemas import Batch, End, Timing, Usage
 from streamfleet_producer.gateway.call import Call
+from streamfleet_producer.gateway.openai_key import key_to_use
 from streamfleet_producer.gateway.operation import Operation
 
 
@@ -106,12 +107,13 @@ async def _answered(
     told: Callable[[str, End], BaseModel],
 ) -> Response:
     """Run the body, which is a request of the wire. Raises as `Client.run`, and as `Call.served`."""
-    body, options, key = call.body, call.options, call.idempotency_key
+    body, options, said = call.body, call.options, call.idempotency_key
     served = await call.served(body.model, body.kind)
     request = body.changed({"model": served.model})  # where a queue was named, whatever it serves
 
     async def asked() -> tuple[str, End]:
         async with call.client(served.queue) as client:
+            key = await key_to_use(client, call.tenant, call.http.headers, said)
             return await client.run_with_id(request, idempotency_key=key, **options)
 
     rid, end = await call.answer(asked())

@@ -13,7 +13,6 @@ from streamfleet_common.schemas import Delta
 from streamfleet_producer.gateway.call import Call
 from streamfleet_producer.gateway.dialects import json_response
 from streamfleet_producer.gateway.directory import Served
-from streamfleet_producer.gateway.event_stream import OPENED
 from streamfleet_producer.gateway.openai_answers import chat_answer
 from streamfleet_producer.gateway.openai_chat_request import ChatWish, chat
 from streamfleet_producer.gateway.openai_chunks import Chunks
@@ -53,7 +52,6 @@ async def _chunks(
         key = await key_to_use(client, call.tenant, call.http.headers, call.idempotency_key)
         async with opened(client, [wish.request], key, call.options) as (stream,):
             id = headers["x-request-id"] = f"{served.queue}:{stream.id}"  # noqa: A001 (theirs)
-            yield OPENED
             chunks = Chunks(
                 f"chatcmpl-{id}",
                 "chat.completion.chunk",
@@ -66,9 +64,7 @@ async def _chunks(
             position = partial(call.services.lines.position, served.queue, stream.id)
             async for event in events_of(stream, position, is_served=bool(served.cards)):
                 if isinstance(event, Delta):
-                    chunk = told.take(event)
-                    if chunk:
-                        yield chunk
+                    yield told.take(event)
                 elif isinstance(event, bytes):
                     yield event
             yield told.close(stream.result)

@@ -12,7 +12,6 @@ from starlette.types import ASGIApp
 from streamfleet_producer.gateway.call import Call
 from streamfleet_producer.gateway.dialects import json_response
 from streamfleet_producer.gateway.directory import Served
-from streamfleet_producer.gateway.event_stream import OPENED
 from streamfleet_producer.gateway.openai_answers import completion_answer
 from streamfleet_producer.gateway.openai_chunks import Chunks
 from streamfleet_producer.gateway.openai_completion_request import CompletionWish, completion
@@ -54,7 +53,6 @@ async def _chunks(
         key = await key_to_use(client, call.tenant, call.http.headers, call.idempotency_key, count)
         async with opened(client, wish.requests, key, call.options) as streams:
             id = headers["x-request-id"] = f"{served.queue}:{streams[0].id}"  # noqa: A001 (theirs)
-            yield OPENED
             chunks = Chunks(
                 f"cmpl-{id}",
                 "text_completion",
@@ -74,9 +72,7 @@ async def _chunks(
                 for stream in streams
             ]
             async for place, event in merged(sources):
-                chunk = event if isinstance(event, bytes) else told.take(place, event)
-                if chunk:
-                    yield chunk
+                yield event if isinstance(event, bytes) else told.take(place, event)
             yield told.close([stream.result for stream in streams])
 
 

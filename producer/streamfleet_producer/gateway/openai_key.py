@@ -1,4 +1,4 @@
-"""Idempotency keys as OpenAI's client sends them: one with each request, and the same when it tries again."""
+"""Idempotency keys: a request with one, and what it is made of, when it is sent again."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from streamfleet_producer.client import Client
 from streamfleet_producer.gateway.keys import Tenant
 from streamfleet_producer.intake import keyed_rid
 
-AUTOMATIC = "stainless-"
-"""How the keys begin that the client makes itself, one for each call."""
+RETRY = "x-stainless-retry-count"
+"""The header in which OpenAI's client tells its own tries; the first one is 0."""
 MOST_TRIES = 32
 _MAX_CHARS = 256
 
@@ -22,13 +22,13 @@ async def key_to_use(
 ) -> str | None:
     """The key under which a request is to be sent on, or the `count` requests that it is made of.
 
-    A request that was given up or came too late has no answer to be given again: its key begins anew. With
-    a key of the client's own making, which lives for one call and its retries, so does one that failed.
+    A request that was given up or came too late has no answer to be given again: its key begins anew. Where
+    the client tries again by itself, so does that of one that failed.
     """
-    is_automatic = key is not None and key.startswith(AUTOMATIC)
-    if key is None or (is_automatic and headers.get("x-stainless-retry-count", "0") == "0"):
-        return key
-    dead = ("cancelled", "expired", "failed", "dead") if is_automatic else ("cancelled", "expired")
+    if key is None:
+        return None
+    is_retry = headers.get(RETRY, "0") != "0"
+    dead = ("cancelled", "expired", "failed", "dead") if is_retry else ("cancelled", "expired")
     secret = tenant.name.encode() if tenant.secret is None else tenant.secret
 
     async def state(one: str | None) -> str:

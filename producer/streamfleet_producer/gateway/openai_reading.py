@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from streamfleet_common.errors import GenerationFailed
 from streamfleet_common.schemas import Delta, GenerateRequest, Prefill, Restart
 from streamfleet_producer.client import Client
+from streamfleet_producer.gateway.event_stream import OPENED
 from streamfleet_producer.gateway.openai_answers import Outcome
 from streamfleet_producer.gateway.openai_key import keys_of
 from streamfleet_producer.shown import Shown
@@ -20,7 +21,10 @@ from streamfleet_producer.token_stream import TokenStream
 _T = TypeVar("_T")
 
 FIRST_NEWS_S = 1.0
-"""After so long without an event a waiting client is told its place in the queue, then ever more rarely."""
+"""After so long without an event a waiting client is told its place in the queue, then ever more rarely.
+
+So long what the worker refuses has a status, too.
+"""
 UNSERVED_NEWS_S = 0.05
 """The same, where no worker lives."""
 MOST_NEWS_S = 8.0
@@ -112,7 +116,7 @@ async def events_of(
     with_prompt: bool = False,
     is_served: bool = True,
 ) -> AsyncGenerator[Delta | Prefill | bytes]:
-    """The deltas of one answer, and while it waits in the queue comments that say so.
+    """The deltas of one answer, and while none comes `OPENED`, or comments that say that it is queued.
 
     Args:
         tokens: the stream, entered.
@@ -133,8 +137,7 @@ async def events_of(
             if not clock.expired():
                 raise
         place = await position()
-        if place is not None:
-            yield b": queued position=%d\n\n" % place
+        yield OPENED if place is None else b": queued position=%d\n\n" % place
         pause_s = min(MOST_NEWS_S, max(FIRST_NEWS_S, 2 * pause_s))
     while event is not None:
         yield event

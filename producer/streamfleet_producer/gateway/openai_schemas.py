@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from streamfleet_common.message import LongText, Name, Said, Text, TokenId
+from streamfleet_common.message import MAX_PROMPT_CHARS, LongText, Name, Said, Text, TokenId
 from streamfleet_common.schemas import MAX_TOKENS
 
 MAX_PROMPTS = 128
@@ -31,6 +31,7 @@ IGNORED = (
     "user",
 )
 
+_STRING = f"a string of at most {MAX_PROMPT_CHARS} characters"
 _Tokens = Annotated[list[TokenId], Field(min_length=1, max_length=MAX_TOKENS)]
 _Stop = Annotated[Text, Field(min_length=1, max_length=64)]
 _Stops = Annotated[
@@ -43,8 +44,8 @@ _Prompts = Annotated[
     | _Tokens
     | Annotated[list[_Tokens], Field(min_length=1, max_length=MAX_PROMPTS)],
     Said(
-        f"Input should be a string, a list of token ids, or a list of 1 to {MAX_PROMPTS} strings or lists "
-        "of token ids"
+        f"Input should be {_STRING}, a list of 1 to {MAX_TOKENS} token ids, or a list of 1 to {MAX_PROMPTS} "
+        "such strings or lists"
     ),
 ]
 _Bias = Annotated[
@@ -162,7 +163,9 @@ class Part(Body):
 
 _Content = Annotated[
     LongText | Annotated[list[Part], Field(max_length=1000)],
-    Said('Input should be a string, or a list of parts such as {"type": "text", "text": "…"}'),
+    Said(
+        f'Input should be {_STRING}, or a list of parts with such texts, as {{"type": "text", "text": "…"}}'
+    ),
 ]
 
 
@@ -291,7 +294,7 @@ class EmbeddingBody(Body):
         | Annotated[list[LongText], Field(min_length=1, max_length=MAX_INPUTS)]
         | _Tokens
         | Annotated[list[_Tokens], Field(min_length=1, max_length=MAX_INPUTS)],
-        Said(f"Input should be a string, or a list of 1 to {MAX_INPUTS} strings"),
+        Said(f"Input should be {_STRING}, or a list of 1 to {MAX_INPUTS} of them"),
     ]
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Field(ge=1, le=65_536)] | None = None

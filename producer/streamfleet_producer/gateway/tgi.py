@@ -15,12 +15,13 @@ from starlette.types import ASGIApp
 from streamfleet_common.broker import Broker
 from streamfleet_common.cards import Card
 from streamfleet_common.errors import InvalidRequest, ModelNotFound, StreamfleetError
-from streamfleet_common.schemas import End, GenerateRequest
+from streamfleet_common.schemas import Delta, End, GenerateRequest
 from streamfleet_producer.gateway.call import Call
 from streamfleet_producer.gateway.dialects import json_bytes, json_response
 from streamfleet_producer.gateway.directory import Served
 from streamfleet_producer.gateway.event_stream import OPENED
 from streamfleet_producer.gateway.openai_key import key_to_use
+from streamfleet_producer.gateway.openai_reading import events_of
 from streamfleet_producer.gateway.operation import Operation
 from streamfleet_producer.gateway.refusals import NoWorker
 from streamfleet_producer.gateway.tgi_answer import Gathered, TokenWriter, generated
@@ -137,13 +138,15 @@ async def _streamed(call: Call[TgiGenerateBody], *, full_text: bool) -> ASGIApp:
             key = await key_to_use(client, call.tenant, call.http.headers, call.idempotency_key)
             async with client.stream(asked.request, idempotency_key=key, **call.options) as tokens:
                 headers["x-request-id"] = f"{asked.served.queue}:{tokens.id}"
-                yield OPENED
-                async for delta in tokens:
-                    if sent := b"".join(map(_sent, events.of(delta))):
-                        yield sent
+                async for event in events_of(tokens, _unknown, is_served=bool(cards)):
+                    yield b"".join(map(_sent, events.of(event))) if isinstance(event, Delta) else OPENED
                 yield _sent(events.last(tokens.result))
 
     return await call.stream(chunks(), headers=headers)
+
+
+async def _unknown() -> None:
+    """Its place in the queue: TGI has no word for that."""
 
 
 def _sent(event: dict[str, object]) -> bytes:
@@ -165,7 +168,7 @@ async def _served(call: Call[TgiGenerateBody] | Call[None]) -> Served:
         return await call.served(None, KIND, chosen)
     except InvalidRequest:
         raise ModelNotFound(
-            "several queues generate here, and these requests name no model: "
+            "no queue generates here now, or several do, and these requests name no model: "
             "set STREAMFLEET_TGI_MODEL for the gateway, to a model or a queue",
             known=[],
         ) from None

@@ -152,3 +152,10 @@ def test_a_line_that_was_never_asked_has_an_error() -> None:
         assert told["id"].startswith("batch_req_")
         assert told["response"] is None
         assert told["error"] == {"code": error.code, "message": error.message}
+
+
+def test_every_line_has_an_id_of_its_own() -> None:
+    asked = OPENAI.parse(line("/v1/completions", model="m", prompt="a"))
+    told = [asked.answer("a", ["q:00aa"], [end("Hello")]) for _ in range(2)]
+    told += [OPENAI.refusal(custom_id, DuplicateCustomId("again")) for custom_id in ("a", None, None)]
+    assert len({one["id"] for one in told}) == len(told)

@@ -74,6 +74,10 @@ async def test_a_file_comes_back_as_it_was(client: openai.AsyncOpenAI) -> None:
         await client.files.delete(made.id)
     with pytest.raises(openai.BadRequestError, match="purpose"):
         await client.files.create(file=("x", b"x"), purpose="assistants")
+    with pytest.raises(openai.BadRequestError, match=r"expires_after\[seconds\]: unknown field"):
+        await client.files.create(
+            file=("x", b"x"), purpose="batch", expires_after={"anchor": "created_at", "seconds": 3600}
+        )
 
 
 async def test_what_is_no_upload_is_refused(gateway: Gateway) -> None:

@@ -91,6 +91,26 @@ async def test_who_leaves_a_call_cancels_it(
             await eventually_so(cancelled, "the cancellation")
 
 
+async def test_a_key_is_free_again_once_its_call_was_given_up(
+    redis_url: str, spell: HandWorker, http: httpx.AsyncClient
+) -> None:
+    async with Client(redis_url, queue="q") as client:
+        for place, headers in enumerate(({}, EVENTS)):
+            asked: dict[str, Any] = {"json": 1, "headers": {**headers, "Idempotency-Key": f"k{place}"}}
+            asking = asyncio.create_task(http.post("/v1/handlers/spell", **asked))
+            await spell.take()
+            asking.cancel()
+
+            async def given_up() -> bool:
+                return (await client.depth()).open == 0
+
+            await eventually_so(given_up, "the cancellation")
+            asking = asyncio.create_task(http.post("/v1/handlers/spell", **asked))
+            [work] = await spell.take()
+            await spell.answer(work, outputs=("yes",))
+            assert '"yes"' in (await asking).text
+
+
 async def test_what_is_wrong_is_told_before_a_stream_begins(
     hand: HandWorker, http: httpx.AsyncClient
 ) -> None:
@@ -127,3 +147,14 @@ async def test_a_failure_has_a_status_or_is_the_end_of_the_stream(
         assert got.status_code == 200
         *_, last = [event async for event in sent_events(got)]
         assert (last.name, last.data["state"], last.data["error"]["message"]) == ("end", "failed", "told to")
+
+
+async def test_a_call_waits_for_a_worker_where_none_lives(hand: HandWorker, http: httpx.AsyncClient) -> None:
+    await hand.announce(model="q", tasks=("call",), life_ms=1)  # known, and dead by now
+    for headers in ({}, EVENTS):
+        asking = asyncio.create_task(http.post("/v1/handlers/q", json=1, headers=headers))
+        [work] = await hand.take()
+        await hand.answer(work, outputs=("yes",))
+        got = await asking
+        assert got.status_code == 200, got.text
+        assert '"yes"' in got.text

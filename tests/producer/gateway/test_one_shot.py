@@ -90,6 +90,24 @@ async def test_what_is_wrong_is_named(hand: HandWorker, gateway: Gateway) -> Non
         assert (got.status_code, got.json()["error"]["code"]) == (404, "model_not_found")
 
 
+async def test_where_nobody_does_such_work_no_queue_is_said_to_do(
+    redis_url: str, hand: HandWorker, gateway: Gateway
+) -> None:
+    async with (
+        HandWorker(redis_url, queue="other") as second,
+        httpx.AsyncClient(base_url=gateway.url) as http,
+    ):
+        for worker in (hand, second):
+            await worker.announce(tasks=("embed",))
+        got = await http.post("/v1/rerank", json={"query": "a", "documents": ["a"]})
+        assert got.status_code == 400
+        assert "no live worker does 'rerank'" in got.json()["error"]["message"]
+        got = await http.post("/generate", json={"inputs": "a"})
+        assert (got.status_code, "no queue generates here now" in got.json()["error"]) == (404, True)
+        got = await http.post("/v1/embeddings", json={"input": "a"})
+        assert "several queues would do" in got.json()["error"]["message"]
+
+
 async def test_a_client_that_leaves_cancels_its_request(
     redis_url: str, hand: HandWorker, gateway: Gateway
 ) -> None:
@@ -105,3 +123,28 @@ async def test_a_client_that_leaves_cancels_its_request(
 
         await eventually_so(cancelled, "the cancellation")
         await eventually(lambda: gateway.services.metrics.open_requests == 0, "the end of the request")
+
+
+async def test_a_key_is_free_again_once_its_request_was_given_up(
+    redis_url: str, hand: HandWorker, gateway: Gateway
+) -> None:
+    await hand.announce(tasks=TASKS)
+    asked: dict[str, Any] = {
+        "json": {"query": "far?", "documents": ["a", "b"]},
+        "headers": {"Idempotency-Key": "k"},
+    }
+    async with (
+        httpx.AsyncClient(base_url=gateway.url, timeout=60) as http,
+        Client(redis_url, queue="q") as client,
+    ):
+        asking = asyncio.create_task(http.post("/v1/rerank", **asked))
+        await hand.take()
+        asking.cancel()
+
+        async def given_up() -> bool:
+            return (await client.depth()).open == 0
+
+        await eventually_so(given_up, "the cancellation")
+        async with hand.serving(answer):
+            got = await http.post("/v1/rerank", **asked)
+    assert (got.status_code, len(got.json()["results"])) == (200, 2)

@@ -48,6 +48,12 @@ async def test_wrong_requests_by_their_classes(hired: Hired, api: AsyncOpenAI) -
     assert (body["param"], body["code"]) == ("messages.0.content.0.type", "unsupported")
     body = await refused(openai.BadRequestError, max_tokens=5000)
     assert body["code"] == "context_length_exceeded"
+    long = "a" * 200_001
+    body = await refused(openai.BadRequestError, messages=[{"role": "user", "content": long}])
+    assert (body["param"], "at most 200000 characters" in body["message"]) == ("messages.0.content", True)
+    for path, field in (("/completions", "prompt"), ("/embeddings", "input")):
+        with pytest.raises(openai.BadRequestError, match=f"{field}: .*at most 200000 characters"):
+            await api.post(path, cast_to=object, body={"model": "q", field: long})
     body = await refused(openai.NotFoundError, model="none")
     assert body["code"] == "model_not_found"
     body = await refused(openai.NotFoundError, model="none", stream=True)

@@ -16,11 +16,12 @@ from openai import AsyncOpenAI
 from eventually import eventually
 from gated_engine import GatedEngine
 from gateway_process import Gateway
-from hand_worker import HandWorker
+from hand_worker import HandWorker, delta
 from hired import Hired, eventually_so
 from openai_client import client_of
-from streamfleet_common.errors import GenerationFailed
+from streamfleet_common.errors import GenerationFailed, TooLong
 from streamfleet_producer import Client
+from streamfleet_producer.gateway import openai_reading
 
 USER = {"role": "user", "content": "ECHO 3"}
 CALL = '<tool_call>{"name": "weather", "arguments": {"city": "Rome"}}</tool_call>'
@@ -54,13 +55,18 @@ async def test_the_client_s_own_retry_after_a_failure_is_a_new_attempt(
     hand: HandWorker, gateway: Gateway
 ) -> None:
     async with client_of(gateway, max_retries=1) as api:
-        asking = asyncio.create_task(api.completions.create(model="q", prompt="a"))
+        asked: Any = {"model": "q", "prompt": "a", "extra_headers": {"Idempotency-Key": "k"}}
+        asking = asyncio.create_task(api.completions.create(**asked))
         (work,) = await hand.take()
         await hand.fail(work, GenerationFailed("for now", retryable=True))
         (again,) = await hand.take()
         assert again.rid != work.rid
-        await hand.finish(again, "yes")
-        assert (await asking).choices[0].text == "yes"
+        await hand.fail(again, GenerationFailed("for good", retryable=True))
+        with pytest.raises(openai.InternalServerError, match="for good"):
+            await asking
+        # A failure is an answer, too: another call under the key is told the first one.
+        with pytest.raises(openai.InternalServerError, match="for now"):
+            await api.with_options(max_retries=0).completions.create(**asked)
 
 
 async def test_of_several_prompts_the_key_is_free_again_once_one_of_them_was_given_up(
@@ -168,6 +174,60 @@ async def test_who_waits_is_told_his_place_by_comments_that_clients_skip(
                 assert "".join(json.loads(line[6:])["choices"][0]["text"] for line in rest) == "tok0 tok1"
             finally:
                 await hired.dismiss()
+
+
+async def test_what_a_worker_refuses_has_a_status_though_it_was_to_stream(
+    hand: HandWorker, gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(openai_reading, "FIRST_NEWS_S", 600.0)
+    asked: list[tuple[str, dict[str, Any], int]] = [
+        ("/v1/completions", {"model": "q", "prompt": "a"}, 400),
+        ("/v1/completions", {"model": "q", "prompt": ["a", "b"]}, 400),
+        ("/v1/chat/completions", {"model": "q", "messages": [USER]}, 400),
+        ("/", {"inputs": "a"}, 422),
+    ]
+    async with httpx.AsyncClient(base_url=gateway.url, timeout=60) as http:
+        for path, body, status in asked:
+            asking = asyncio.create_task(http.post(path, json={**body, "stream": True}))
+            (work, *_) = await hand.take(2 if body.get("prompt") == ["a", "b"] else 1)
+            await hand.fail(work, TooLong("too long", prompt_tokens=9, max_tokens=1, limit=5))
+            got = await asking
+            assert (got.status_code, got.headers["content-type"]) == (status, "application/json")
+
+
+async def test_a_stream_whose_worker_is_long_silent_is_opened_all_the_same(
+    hand: HandWorker, gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(openai_reading, "FIRST_NEWS_S", 0.01)
+    async with httpx.AsyncClient(base_url=gateway.url, timeout=60) as http:
+        for path in ("/v1/completions", "/generate_stream"):
+            body = {"model": "q", "prompt": "a", "stream": True} if "v1" in path else {"inputs": "a"}
+            asking = asyncio.create_task(http.send(http.build_request("POST", path, json=body), stream=True))
+            (work,) = await hand.take()
+            response = await asking
+            assert response.status_code == 200
+            await hand.emit(work, delta("yes"))
+            await hand.finish(work, "yes")
+            assert '"yes"' in (await response.aread()).decode()
+
+
+async def test_a_client_of_the_first_http_is_sent_no_chunks(hired: Hired, gateway: Gateway) -> None:
+    body = b'{"model": "q", "prompt": "ECHO 3", "stream": %s}'
+    for streams in (b"true", b"false"):
+        told = body % streams
+        host, port = gateway.url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        head = b"POST /v1/completions HTTP/1.0\r\ncontent-length: %d\r\n\r\n" % len(told)
+        writer.write(head + told)
+        async with asyncio.timeout(60):
+            answer, _, rest = (await reader.read()).partition(b"\r\n\r\n")
+        writer.close()
+        assert b"transfer-encoding" not in answer.lower()
+        if streams == b"true":
+            assert rest.startswith(b"data: {")
+            assert rest.endswith(b"data: [DONE]\n\n")
+        else:
+            assert json.loads(rest)["choices"][0]["text"] == "tok0 tok1 tok2"
 
 
 async def test_a_queue_without_a_worker_is_503_where_nobody_is_to_wait(redis_url: str) -> None:

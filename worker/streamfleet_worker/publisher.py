@@ -263,24 +263,30 @@ class Publisher:
     async def _finish(self, identity: End, finishes: list[tuple[Held, End]]) -> None:
         metrics = self._metrics
         noted = metrics.noted([end for _, end in finishes])
+        calls = _calls(finishes)
         try:
-            ours = await _insist(lambda: self._broker.finish(_calls(finishes)))
+            ours = await _insist(lambda: self._broker.finish(calls))
         except Exception:  # noqa: BLE001 (one of them has no bytes, and must not take the others along)
             finishes = [(held, _checked(identity, held, end)) for held, end in finishes]
             noted = metrics.noted([end for _, end in finishes])
-            ours = await _insist(lambda: self._broker.finish(_calls(finishes)))
+            again = calls = _calls(finishes)
+            ours = await _insist(lambda: self._broker.finish(again))
         lost = []
         ended: list[Noted] = []
         latencies_s: list[float] = []
         now = asyncio.get_running_loop().time()
         says_so = log.is_enabled_for(logging.DEBUG)
-        for (held, end), note, ok in zip(finishes, noted, ours, strict=True):
+        for (held, end), call, note, ok in zip(finishes, calls, noted, ours, strict=True):
             key = held.delivery.key
             if not ok:
                 lost.append(key)
             elif self._held.pop(key, None) is not None:
                 if self._spans is not None:
                     self._spans.ended(held, end, now)
+                if call.went_back:
+                    # Whoever runs it next counts its end: of one that succeeds then nobody felt a failure.
+                    log.debug("request left", **_about(held), **_outcome(end), how="tried_again")
+                    continue
                 if says_so:
                     log.debug("request ended", **_about(held), **_outcome(end))
                 delivery = held.delivery

@@ -94,10 +94,10 @@ def _heads(view: View, redis: str, how_often: str, width: int) -> list[Text]:
     where = in_one_line(redis, max(10, width - 19 - len(right)))
     left = Text.assemble(("streamfleet top", "bold"), "  ", where)
     left.pad_right(max(0, width - left.cell_len - len(right)))
-    return [left.append(right, "dim"), _totals(view)]
+    return [left.append(right, "dim"), _totals(view, width)]
 
 
-def _totals(view: View) -> Text:
+def _totals(view: View, width: int) -> Text:
     queues, workers = view.queues, view.workers
     ready = sum(row.state == "ready" for row in workers)
     parts = [(_many(len(queues), "queue"), ""), (_many(ready, "worker"), "")]
@@ -111,7 +111,13 @@ def _totals(view: View) -> Text:
         parts.append((f"{_many(view.reading.unread, 'queue')} not read", "bold red"))
     parts.append((f"{rate(_sum(row.ended_per_s for row in queues))} ended/s", ""))
     parts.append((f"{rate(_sum(row.generated_tokens_per_s for row in queues))} tok/s", ""))
-    return Text("  ").join(Text(*part) for part in parts)
+    # Where it is too much for a line, the tables show how many queues and workers there are.
+    line = Text()
+    for some, gap in ((parts, "  "), (parts, " "), (parts[2:], " ")):
+        line = Text(gap).join(Text(*part) for part in some)
+        if line.cell_len <= width:
+            break
+    return line
 
 
 def _many(number: int, what: str) -> str:

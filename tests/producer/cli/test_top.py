@@ -327,6 +327,19 @@ def test_80_columns_have_all_of_the_main_figures() -> None:
     assert lines[1] == "1 queue  1 worker  7 waiting  3 running  2 dead  2.00 ended/s  500 tok/s"
 
 
+def test_80_columns_have_all_of_the_totals_of_a_fleet_in_trouble() -> None:
+    stats = WorkerStats(window_s=10.0, ended=1230, failed=20, generated_tokens=12_340, running=8)
+    queue = figures(queued=1204, running=96, ready=14, draining=2, dead_letters=12)
+    workers = [member(f"w{n}", stats=stats) for n in range(14)]
+    workers += [member(f"x{n}", state="draining", stats=stats) for n in range(2)]
+    few = figures(queued=8, running=16, ready=1, draining=1, dead_letters=1)
+    line = "1 queue 1 worker 1 draining 8 waiting 16 running 1 dead 246 ended/s 2468 tok/s"
+    assert texts(shown([few], [workers[0], workers[-1]]))[1] == line
+    line = "2 draining 1204 waiting 96 running 12 dead 1968 ended/s 19.7k tok/s"
+    assert texts(shown([queue], workers))[1] == line
+    assert texts(shown([queue], workers), 120)[1].startswith("1 queue  14 workers  2 draining  1204 waiting")
+
+
 def test_what_is_written_by_hand_steers_no_terminal() -> None:
     evil = "q\x1b]0;title\x07\nnext"
     view = shown([figures(evil)], [member("w\x1b[2J", stats=WorkerStats())])

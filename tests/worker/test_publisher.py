@@ -117,8 +117,8 @@ class Desk:
     def _freed(self) -> None:
         self.freed += 1
 
-    def hold(self, rid: str, *, stream: bool = True) -> Key:
-        delivery = Delivery(Entry(rid, f"{rid}-0", "normal", b""), "w1", 1, 1000, 900, 9000, 1, 0)
+    def hold(self, rid: str, *, stream: bool = True, deadline_at_ms: int = 9_000_000) -> Key:
+        delivery = Delivery(Entry(rid, f"{rid}-0", "normal", b""), "w1", 1, 1000, 900, deadline_at_ms, 1, 0)
         self.publisher.hold(delivery, tenant="t", stream=stream)
         return delivery.key
 
@@ -311,8 +311,10 @@ async def test_lost_and_finished_in_one_step_it_writes_no_end(broker: StubBroker
 async def test_what_is_lost_is_a_lost_lease_only_if_the_leases_have_run_out(
     broker: StubBroker, desk: Desk
 ) -> None:
-    desk.publisher.lose([desk.hold("cancelled")])
+    desk.publisher.lose([desk.hold("cancelled"), desk.hold("overdue", deadline_at_ms=1000)])
+    desk.publisher.lose([desk.hold("drained")], "handed_back")
     assert desk.metric("leases_lost_total") == 0
+    assert desk.metric("request_failure_total", error_type="cancelled") == 1
     desk.leases_ran_out = True
     broker.fenced.add("a")
     desk.take((desk.hold("a"), tokens("x")))
@@ -320,6 +322,7 @@ async def test_what_is_lost_is_a_lost_lease_only_if_the_leases_have_run_out(
     kept = desk.hold("b")
     desk.publisher.lose([("a", 1), kept])
     assert desk.metric("leases_lost_total") == 2, "each once, whoever hears of it first"
+    assert desk.metric("request_failure_total", error_type="cancelled") == 1
 
 
 async def test_an_end_that_was_refused_is_no_success(broker: StubBroker, desk: Desk) -> None:

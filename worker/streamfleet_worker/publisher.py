@@ -60,6 +60,10 @@ class Held:
     finished_at: float = 0.0
     """Loop time at which it came to its end there, likewise."""
 
+    def is_overdue(self, now: float) -> bool:
+        """Whether its deadline has passed at this loop time, by the server's clock as it was at its start."""
+        return self.delivery.now_ms + (now - self.held_at) * 1000 >= self.delivery.deadline_at_ms
+
 
 class Publisher:
     """Owns what is held.
@@ -192,9 +196,12 @@ class Publisher:
             log.debug("request left", **_about(held), how=how)
             if self._spans is not None:
                 self._spans.left(held, how, now)
-        if how != "handed_back" and self._ran_out():
-            # Otherwise they were cancelled.
-            self._metrics.leases_lost(len(lost))
+        if how != "handed_back":
+            if self._ran_out():
+                self._metrics.leases_lost(len(lost))
+            else:
+                # Nobody may have taken them: they were cancelled, or a sweep has ended them and counts that.
+                self._metrics.cancelled(sum([not held.is_overdue(now) for held in gone]))
         self._forget(lost)
         self._settle()
 

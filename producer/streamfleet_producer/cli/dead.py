@@ -176,6 +176,8 @@ def drop(
         print_json({"dropped": dropped})
     else:
         print(dropped)
+    if ids and dropped < len(ids):
+        say(f"not to be found: {len(ids) - dropped:,}, dropped before or trimmed")
 
 
 # --- parts

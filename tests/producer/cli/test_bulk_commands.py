@@ -177,7 +177,9 @@ def test_dead_letters_are_listed_shown_and_dropped(env: Mapping[str, str], raw: 
     whole = CliRunner().invoke(app, ["dead", "replay", "--all"], env=dict(env))
     assert (whole.exit_code, whole.stdout) == (0, "")
     assert "passed over 3" in whole.stderr
-    assert called("dead", "drop", "1-0", env=env) == "1\n"
+    dropped = CliRunner().invoke(app, ["dead", "drop", "1-0", "7-7"], env=dict(env))
+    assert (dropped.exit_code, dropped.stdout) == (0, "1\n")
+    assert "not to be found: 1" in dropped.stderr
     called("dead", "drop", env=env, status=2)
     called("dead", "show", "1-0", env=env, status=5)
     assert document("dead", "drop", "--all", "--json", env=env) == {"dropped": 2}

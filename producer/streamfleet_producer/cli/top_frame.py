@@ -71,7 +71,7 @@ def frame(view: View, redis: str, interval_s: float, width: int, height: int) ->
         body = _fleet(view, width, room)
     lines = [*_heads(view, redis, f"every {interval_s:g} s", width), Text(), *body[:room]]
     lines += [Text() for _ in range(height - 1 - len(lines))]
-    return [_cut(line, width) for line in [*lines[: max(0, height - 1)], _foot(view)][:height]]
+    return [_cut(line, width) for line in [*lines[: max(0, height - 1)], _foot(view, width)][:height]]
 
 
 def picture(view: View, redis: str, width: int) -> list[Text]:
@@ -243,9 +243,12 @@ def _letter(letter: DeadLetter, width: int) -> list[Text]:
     return lines
 
 
-def _foot(view: View) -> Text:
+def _foot(view: View, width: int) -> Text:
     if view.question is not None:
-        return Text.assemble((view.question.text, "bold"), "  y yes, any other key no")
+        question, answers = Text(view.question.text, "bold"), "  y yes, any other key no"
+        # Cut in the middle of that, it would not say what is a yes.
+        fits = question.cell_len + len(answers) <= width
+        return question.append(answers if fits else "  y yes", "not bold")
     if view.message:
         return Text(view.message, "bold")
     if view.trouble:

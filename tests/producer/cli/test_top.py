@@ -395,6 +395,16 @@ def asked(view: View) -> str:
     return "" if view.question is None else view.question.text
 
 
+def test_80_columns_say_what_is_a_yes_whatever_is_asked_about() -> None:
+    view = shown([figures(LONG)], [member("w" * 80, LONG)])
+    view.press("p")
+    assert texts(view)[-1].endswith("refuse new requests?  y yes")
+    for key in ("n", "tab", "D"):
+        view.press(key)
+    assert texts(view)[-1].endswith("let it finish and end?  y yes")
+    assert texts(view, 120)[-1].endswith("  y yes, any other key no")
+
+
 def test_nothing_is_changed_without_a_yes() -> None:
     workers = [member("w", "b"), member("x", "b", is_asked=True)]
     view = shown([figures("a"), figures("b", is_paused=True)], workers)

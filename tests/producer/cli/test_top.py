@@ -395,6 +395,14 @@ def asked(view: View) -> str:
     return "" if view.question is None else view.question.text
 
 
+def test_who_may_not_read_a_queue_is_told_so() -> None:
+    view = shown([figures()])
+    assert texts(view)[-1].startswith("q quit")
+    refused = Reading(AT_MS, (), (), unread=1, refusal="Redis refuses this user: check the ACL")
+    view.take(refused, [], [])
+    assert texts(view)[-1] == "queues not read: Redis refuses this user: check the ACL"
+
+
 def test_80_columns_say_what_is_a_yes_whatever_is_asked_about() -> None:
     view = shown([figures(LONG)], [member("w" * 80, LONG)])
     view.press("p")

@@ -70,6 +70,8 @@ class Finish:
     retry: bool = False
     retry_after_ms: int | None = None
     """How long it waits then; None for as long as its own policy says."""
+    went_back: bool = False
+    """Set by `Broker.finish`: it is tried again, so this was no end."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -208,7 +208,7 @@ class WorkerSteps(Steps):
         """End requests. False where the end was not this worker's to write, or somebody wrote one before.
 
         One to be tried again goes back to the queue instead, after `retry_after_ms` or else its backoff,
-        unless its policy forbids it.
+        unless its policy forbids it, and `went_back` of its finish is true from then on.
 
         A repetition after a lost reply is True again. An end over `MAX_RESULT_BYTES`, which no reader would
         take, is replaced by a failure that says so.
@@ -226,6 +226,8 @@ class WorkerSteps(Steps):
             spent = f"{end.usage.prompt_tokens}|{end.usage.completion_tokens}"
             items.append((delivery.entry.rid, delivery.fence, letter, body, spent))
         replies = await self._calls.script_in_batches("finish", [], items, client=self._connections.leases)
+        for finish, reply in zip(finishes, replies, strict=True):
+            finish.went_back = reply == b"again"
         return [reply in (b"ok", b"again") for reply in replies]
 
     async def release(self, held: Sequence[Delivery | Entry]) -> list[bool]:

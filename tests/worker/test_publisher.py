@@ -40,6 +40,8 @@ class StubBroker:
         self.log: dict[str, dict[int, Any]] = {}
         self.ends: dict[str, End] = {}
         self.finishes: list[list[str]] = []
+        self.returned: set[str] = set()
+        """Those that are tried again where that is wished for."""
         self.retries: set[str] = set()
         """Those that came with the wish for another try."""
         self.pauses: dict[str, int | None] = {}
@@ -61,6 +63,8 @@ class StubBroker:
         await self._pass()
         rids = [finish.delivery.entry.rid for finish in finishes]
         self.finishes.append(rids)
+        for finish in finishes:
+            finish.went_back = finish.retry and finish.delivery.entry.rid in self.returned
         self.retries |= {finish.delivery.entry.rid for finish in finishes if finish.retry}
         self.pauses |= {finish.delivery.entry.rid: finish.retry_after_ms for finish in finishes}
         for rid, body in zip(rids, bodies, strict=True):
@@ -113,8 +117,8 @@ class Desk:
     def _freed(self) -> None:
         self.freed += 1
 
-    def hold(self, rid: str, *, stream: bool = True) -> Key:
-        delivery = Delivery(Entry(rid, f"{rid}-0", "normal", b""), "w1", 1, 1000, 900, 9000, 1, 0)
+    def hold(self, rid: str, *, stream: bool = True, deadline_at_ms: int = 9_000_000) -> Key:
+        delivery = Delivery(Entry(rid, f"{rid}-0", "normal", b""), "w1", 1, 1000, 900, deadline_at_ms, 1, 0)
         self.publisher.hold(delivery, tenant="t", stream=stream)
         return delivery.key
 
@@ -307,8 +311,10 @@ async def test_lost_and_finished_in_one_step_it_writes_no_end(broker: StubBroker
 async def test_what_is_lost_is_a_lost_lease_only_if_the_leases_have_run_out(
     broker: StubBroker, desk: Desk
 ) -> None:
-    desk.publisher.lose([desk.hold("cancelled")])
+    desk.publisher.lose([desk.hold("cancelled"), desk.hold("overdue", deadline_at_ms=1000)])
+    desk.publisher.lose([desk.hold("drained")], "handed_back")
     assert desk.metric("leases_lost_total") == 0
+    assert desk.metric("request_failure_total", error_type="cancelled") == 1
     desk.leases_ran_out = True
     broker.fenced.add("a")
     desk.take((desk.hold("a"), tokens("x")))
@@ -316,6 +322,7 @@ async def test_what_is_lost_is_a_lost_lease_only_if_the_leases_have_run_out(
     kept = desk.hold("b")
     desk.publisher.lose([("a", 1), kept])
     assert desk.metric("leases_lost_total") == 2, "each once, whoever hears of it first"
+    assert desk.metric("request_failure_total", error_type="cancelled") == 1
 
 
 async def test_an_end_that_was_refused_is_no_success(broker: StubBroker, desk: Desk) -> None:
@@ -325,6 +332,16 @@ async def test_an_end_that_was_refused_is_no_success(broker: StubBroker, desk: D
     await desk.publisher.wait_empty()
     assert desk.metric("request_success_total", finished_reason="eos") == 0
     assert desk.metric("fenced_writes_total") == 1
+
+
+async def test_an_attempt_that_another_follows_is_no_failed_request(broker: StubBroker, desk: Desk) -> None:
+    later = Finished("failed", error=GenerationFailed("later", retryable=True))
+    broker.returned.add("a")
+    desk.take((desk.hold("a"), later), (desk.hold("b"), later))  # the policy of b lets it try no more
+    await desk.publisher.wait_empty()
+    assert broker.retries == {"a", "b"}
+    assert desk.metric("request_failure_total", error_type="generation_failed") == 1
+    assert desk.metric("e2e_request_latency_seconds_count") == 1
 
 
 async def test_what_is_lost_is_forgotten_and_its_end_never_told(broker: StubBroker, desk: Desk) -> None:

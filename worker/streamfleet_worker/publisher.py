@@ -60,6 +60,10 @@ class Held:
     finished_at: float = 0.0
     """Loop time at which it came to its end there, likewise."""
 
+    def is_overdue(self, now: float) -> bool:
+        """Whether its deadline has passed at this loop time, by the server's clock as it was at its start."""
+        return self.delivery.now_ms + (now - self.held_at) * 1000 >= self.delivery.deadline_at_ms
+
 
 class Publisher:
     """Owns what is held.
@@ -192,9 +196,12 @@ class Publisher:
             log.debug("request left", **_about(held), how=how)
             if self._spans is not None:
                 self._spans.left(held, how, now)
-        if how != "handed_back" and self._ran_out():
-            # Otherwise they were cancelled.
-            self._metrics.leases_lost(len(lost))
+        if how != "handed_back":
+            if self._ran_out():
+                self._metrics.leases_lost(len(lost))
+            else:
+                # Nobody may have taken them: they were cancelled, or a sweep has ended them and counts that.
+                self._metrics.cancelled(sum([not held.is_overdue(now) for held in gone]))
         self._forget(lost)
         self._settle()
 
@@ -263,24 +270,30 @@ class Publisher:
     async def _finish(self, identity: End, finishes: list[tuple[Held, End]]) -> None:
         metrics = self._metrics
         noted = metrics.noted([end for _, end in finishes])
+        calls = _calls(finishes)
         try:
-            ours = await _insist(lambda: self._broker.finish(_calls(finishes)))
+            ours = await _insist(lambda: self._broker.finish(calls))
         except Exception:  # noqa: BLE001 (one of them has no bytes, and must not take the others along)
             finishes = [(held, _checked(identity, held, end)) for held, end in finishes]
             noted = metrics.noted([end for _, end in finishes])
-            ours = await _insist(lambda: self._broker.finish(_calls(finishes)))
+            again = calls = _calls(finishes)
+            ours = await _insist(lambda: self._broker.finish(again))
         lost = []
         ended: list[Noted] = []
         latencies_s: list[float] = []
         now = asyncio.get_running_loop().time()
         says_so = log.is_enabled_for(logging.DEBUG)
-        for (held, end), note, ok in zip(finishes, noted, ours, strict=True):
+        for (held, end), call, note, ok in zip(finishes, calls, noted, ours, strict=True):
             key = held.delivery.key
             if not ok:
                 lost.append(key)
             elif self._held.pop(key, None) is not None:
                 if self._spans is not None:
                     self._spans.ended(held, end, now)
+                if call.went_back:
+                    # Whoever runs it next counts its end: of one that succeeds then nobody felt a failure.
+                    log.debug("request left", **_about(held), **_outcome(end), how="tried_again")
+                    continue
                 if says_so:
                     log.debug("request ended", **_about(held), **_outcome(end))
                 delivery = held.delivery

@@ -18,12 +18,15 @@ def move(
     queue: QueueName,
     ids: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[ID]...", help="Requests; else all that wait.", show_default=False),
+        typer.Argument(metavar="[ID]...", help="These; else all that --from names.", show_default=False),
     ] = None,
     *,
     to: Annotated[Lane, typer.Option("--to", help="Where they shall wait.", show_default=False)],
     source: Annotated[
-        Lane | None, typer.Option("--from", help="Those that wait here alone.", show_default=False)
+        Lane | None,
+        typer.Option(
+            "--from", help="Those that wait here alone; needed if no ID is given.", show_default=False
+        ),
     ] = None,
     tenant: Annotated[
         str | None, typer.Option(help="Those of this tenant alone.", show_default=False)

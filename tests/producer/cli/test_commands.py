@@ -346,11 +346,12 @@ def test_waiting_without_a_worker_is_said(redis_url: str) -> None:
         assert stream.end()[0] == 143
 
 
-def test_a_reader_that_leaves_ends_it_quietly(fleet_url: str) -> None:
+@pytest.mark.parametrize("command", [["stream", "ECHO 3"], ["queues"]], ids=["stream", "queues"])
+def test_a_reader_that_leaves_ends_it_quietly(fleet_url: str, command: list[str]) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     done = subprocess.run(
-        [*PROGRAM, "stream", "ECHO 3"],
+        [*PROGRAM, *command],
         stdout=writing,
         stderr=subprocess.PIPE,
         env=environment(STREAMFLEET_REDIS_URL=fleet_url),

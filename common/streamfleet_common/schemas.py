@@ -458,7 +458,12 @@ def _plain(value: Any) -> Any:
 
 
 _Detail = Annotated[
-    bool | int | float | Text | Annotated[tuple[Text, ...], SEQUENCE, Field(max_length=MAX_DETAIL_TEXTS)] | None,
+    bool
+    | int
+    | float
+    | Text
+    | Annotated[tuple[Text, ...], SEQUENCE, Field(max_length=MAX_DETAIL_TEXTS)]
+    | None,
     Said("a plain value is wanted: a text, a number, true, false, null, or a list of texts"),
 ]
 

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, model_validator
 
 from served_handler import ServedHandler, told
 from streamfleet_common.codec import MAX_RESULT_BYTES
@@ -195,6 +195,22 @@ def test_who_asked_learns_that_it_may_be_sent_again(serve: Serve, error: Excepti
 
     assert end.error is not None
     assert Failure.of(end.error).error().retryable
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()])
+def test_a_validator_that_would_end_the_process_fails_its_call(serve: Serve, error: BaseException) -> None:
+    class Strange(BaseModel):
+        @model_validator(mode="before")
+        @classmethod
+        def leave(cls, _given: Any) -> Any:
+            raise error
+
+    @handler("h")
+    def predict(batch: list[Strange]) -> list[str]:
+        return ["?" for _ in batch]
+
+    with pytest.raises(GenerationFailed, match=f"a validator of handler 'h' raised {type(error).__name__}"):
+        serve(predict.handler).add([{}])
 
 
 def test_an_error_that_cannot_be_told_fails_its_call(serve: Serve) -> None:

@@ -378,7 +378,7 @@ class Fleet(Checked):
     @rule(owner=OWNER, is_crashed=st.booleans())
     def hand_back(self, owner: str, is_crashed: bool) -> None:
         expected = self.queue.hand_back(owner, is_crashed=is_crashed)
-        assert self.run(self.broker.hand_back(owner, crashed=is_crashed)) == expected
+        assert self.run(self.broker.hand_back(owner, crashed=is_crashed)).requests == expected
         self.learn()
 
     @rule(owner=OWNER, heir=OWNER, times=st.integers(1, 4), is_silent=st.booleans(), last=LOOKS)

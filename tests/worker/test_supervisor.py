@@ -10,6 +10,7 @@ from typing import cast
 import pytest
 from structlog.testing import capture_logs
 
+from streamfleet_common.deliveries import HandedBack
 from streamfleet_common.errors import BrokerUnavailable
 from streamfleet_worker.child import Child
 from streamfleet_worker.supervisor import (
@@ -102,11 +103,11 @@ class Scene:
         self.children.append(FakeChild(f"{number}.{len(self.children)}", served, self.at_once_ready))
         return cast(Child, self.children[-1])
 
-    async def _hand_back(self, owner: str, *, crashed: bool) -> int:
+    async def _hand_back(self, owner: str, *, crashed: bool) -> HandedBack:
         if self.broker_error is not None:
             raise self.broker_error
         self.handed_back.append((owner, crashed))
-        return 1
+        return HandedBack(1, ("a",))
 
     async def _sleep(self, seconds: float) -> None:
         sleeper: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 import structlog
 
+from streamfleet_common.deliveries import HandedBack
 from streamfleet_common.errors import BrokerUnavailable
 from streamfleet_worker.child import Child
 from streamfleet_worker.settings import WRONG_SETTINGS
@@ -40,9 +41,9 @@ StartChild = Callable[[int, Callable[[], None]], Child]
 
 
 class HandBack(Protocol):
-    """Gives all that a dead worker held to others; tells how many requests that were."""
+    """Gives all that a dead worker held to others."""
 
-    async def __call__(self, owner: str, *, crashed: bool) -> int: ...
+    async def __call__(self, owner: str, *, crashed: bool) -> HandedBack: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -196,7 +197,7 @@ class Supervisor:
         limit = self._clock() + 2 * self._lease_s
         while True:
             try:
-                count = await self._hand_back(child.name, crashed=crashed)
+                back = await self._hand_back(child.name, crashed=crashed)
             except BrokerUnavailable as error:
                 if self._clock() >= limit:
                     message = "work not handed back: it waits for its lease"
@@ -204,8 +205,15 @@ class Supervisor:
                     return
                 await self._sleep(self._jitter(0.0, HAND_BACK_AGAIN_S))
             else:
-                if count:
-                    log.info("work handed back", worker=child.name, requests=count, crashed=crashed)
+                if back.requests:
+                    log.info(
+                        "work handed back",
+                        worker=child.name,
+                        requests=back.requests,
+                        crashed=crashed,
+                        rids=list(back.rids),
+                        buried=list(back.buried),
+                    )
                 return
 
     def _vacant(self, post: Post, child: Child | None, reason: str, how: str) -> None:

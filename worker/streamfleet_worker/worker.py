@@ -409,7 +409,13 @@ class Worker:
             self._consumer.waited(swept.waited_ms)
             if swept.requeued or swept.failed or swept.dead or swept.stray:
                 log.info(
-                    "swept", requeued=swept.requeued, failed=swept.failed, dead=swept.dead, stray=swept.stray
+                    "swept",
+                    requeued=swept.requeued,
+                    failed=swept.failed,
+                    dead=swept.dead,
+                    stray=swept.stray,
+                    rids=list(swept.rids),
+                    buried=list(swept.buried),
                 )
 
 

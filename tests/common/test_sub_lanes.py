@@ -104,6 +104,16 @@ async def test_turns_go_on_over_all_workers(broker: Broker) -> None:
     assert second == {3: 1, 4: 2, 5: 1}
 
 
+async def test_the_next_turn_is_as_if_one_had_been_taken_at_a_time(broker: Broker) -> None:
+    await split(broker, 8)
+    for tenants in (("acme", "acme", "beta", "globex"), ("acme", "beta", "globex")):
+        await broker.submit([submission(tenant=tenant) for tenant in tenants])
+        assert len(await look(broker, 6)) == len(tenants)
+        # 3, 4, 5, and 3 once more: then it is that of 4; 4, 5, 3: likewise.
+        await broker.submit([submission(tenant=tenant) for tenant in ("acme", "beta", "globex")])
+        assert [one.entry.sub_lane for one in await look(broker, 3)] == [4, 5, 3]
+
+
 async def test_a_flood_costs_a_quiet_tenant_no_more_than_every_other_turn(broker: Broker) -> None:
     """A virtual run: each turn frees one place, and the loud one asks for 100 times as much."""
 

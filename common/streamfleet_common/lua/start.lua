@@ -86,12 +86,13 @@ for at = 1, #letters do
   else
     -- As if one were taken from each sub-lane in turn, for as long as there is room; but with fewer calls.
     local turn = tonumber(call('HGET', T .. ':sweep', 'turn:' .. letter) or 0)
-    local waiting, last = {}, nil
+    local waiting = {}
     for i = 0, top - 1 do
       local number = (turn + i) % top
       local code = number == 0 and letter or letter .. number
       if redis.pcall('XLEN', T .. STREAMS[code]) ~= 0 then waiting[#waiting + 1] = {code = code, number = number} end
     end
+    local turns, gave = waiting, {}
     while count > 0 and #waiting > 0 do
       local part = math.floor(count / #waiting)
       local more = {}
@@ -99,10 +100,15 @@ for at = 1, #letters do
         if count <= 0 then break end
         local most = math.max(1, part)
         local found = take(one.code, most)
-        if found > 0 then last = one.number end
+        gave[one] = (gave[one] or 0) + found
         if found == most then more[#more + 1] = one end
       end
       waiting = more
+    end
+    -- The last turn was that of the one that gave most; of several, of the last of them.
+    local last, most = nil, 1
+    for _, one in ipairs(turns) do
+      if (gave[one] or 0) >= most then last, most = one.number, gave[one] end
     end
     if last then call('HSET', T .. ':sweep', 'turn:' .. letter, (last + 1) % top) end
   end

@@ -121,12 +121,21 @@ class FileStore:
         Raises:
             RequestNotFound: the tenant has no such file, or it has expired.
         """
-        if _ID.fullmatch(id):
-            path = self._path(tenant, id)
-            file = self._read(path.with_name(path.name + SUFFIX))
-            if file is not None and path.exists() and file.expires_at > self._clock():
-                return file, path
-        raise RequestNotFound("no such file: it was never uploaded, was deleted, or has expired")
+        path = self.path(tenant, id)
+        file = self._read(path.with_name(path.name + SUFFIX))
+        if file is None or not path.exists() or file.expires_at <= self._clock():
+            raise _not_found()
+        return file, path
+
+    def path(self, tenant: str, id: str) -> Path:  # noqa: A002
+        """Where the content of a file lies, or has lain.
+
+        Raises:
+            RequestNotFound: no file can have this id.
+        """
+        if not _ID.fullmatch(id):
+            raise _not_found()
+        return self._path(tenant, id)
 
     def list(self, tenant: str) -> list[tuple[StoredFile, Path]]:
         """All files of a tenant, the newest first."""
@@ -212,3 +221,7 @@ class FileStore:
                 yield from (
                     entry for entry in os.scandir(tenant.path) if entry.is_file(follow_symlinks=False)
                 )
+
+
+def _not_found() -> RequestNotFound:
+    return RequestNotFound("no such file: it was never uploaded, was deleted, or has expired")

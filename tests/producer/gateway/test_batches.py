@@ -11,6 +11,8 @@ from typing import Any
 import httpx
 import openai
 import pytest
+import redis
+from openai.types import Batch
 
 from command import environment, streamfleet
 from gated_engine import GatedEngine
@@ -142,6 +144,36 @@ async def test_a_batch_that_nobody_took_is_cancelled_at_once(client: openai.Asyn
         input_file_id=source.id, endpoint="/v1/completions", completion_window="24h"
     )
     assert (await client.batches.cancel(made.id)).status == "cancelled"
+
+
+async def test_a_batch_that_is_asked_for_twice_under_a_key_is_one(
+    redis_url: str, client: openai.AsyncOpenAI
+) -> None:
+    source = await client.files.create(file=("in.jsonl", lines("ECHO 2")), purpose="batch")
+    other = await client.files.create(file=("other.jsonl", lines("ECHO 2")), purpose="batch")
+
+    async def create(key: str, file: str = source.id, **about: str) -> Batch:
+        return await client.batches.create(
+            input_file_id=file,
+            endpoint="/v1/completions",
+            completion_window="24h",
+            metadata=about,
+            extra_headers={"Idempotency-Key": key},
+        )
+
+    first = await create("k", order="17")
+    names = {file.id async for file in client.files.list()}
+    assert await create("k", order="17") == first
+    assert (await create("l", order="17")).id != first.id
+    with pytest.raises(openai.ConflictError):
+        await create("k", other.id, order="17")
+    with pytest.raises(openai.ConflictError):
+        await create("k", order="18")
+    await client.files.delete(source.id)
+    assert await create("k", order="17") == first
+    assert len({file.id async for file in client.files.list()} - names) == 2  # what "l" writes
+    with redis.Redis.from_url(redis_url) as raw:
+        assert raw.llen("rq:queue:streamfleet-bulk") == 2
 
 
 async def test_what_is_no_batch_is_refused_and_leaves_no_files(

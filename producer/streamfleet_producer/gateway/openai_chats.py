@@ -78,6 +78,7 @@ OPERATIONS = (
         "Continue a chat, as OpenAI's chat completions.",
         "openai",
         body=ChatBody,
+        timed=True,
         answer_type="application/json",
         streams=True,
     ),

@@ -84,6 +84,7 @@ OPERATIONS = (
         "Continue text, as OpenAI's completions.",
         "openai",
         body=CompletionBody,
+        timed=True,
         answer_type="application/json",
         streams=True,
     ),

@@ -91,6 +91,7 @@ OPERATIONS = (
         "Turn texts into vectors, as OpenAI's embeddings.",
         "openai",
         body=EmbeddingBody,
+        timed=True,
         answer_type="application/json",
     ),
 )

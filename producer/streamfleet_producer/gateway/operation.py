@@ -31,6 +31,7 @@ from streamfleet_producer.gateway.refusals import (
     Unauthorized,
 )
 from streamfleet_producer.gateway.services import Services
+from streamfleet_producer.gateway.their_names import InTheirNames, Rename, renamed
 from streamfleet_producer.giving_up import LAST_LOOK_S
 
 Endpoint = Callable[[Call[Any]], Awaitable[ASGIApp | Response]]
@@ -80,6 +81,8 @@ class Operation:
     streams: bool = False
     """It may answer with server-sent events."""
     dialect: Dialect = field(default=OPENAI)
+    names: Callable[[Any], Rename] | None = None
+    """How the body calls what the fleet finds wrong with its request, if not as the fleet does."""
     timed: bool = False
     """It is given up when the request is that it asks the fleet; of a stream that goes for its opening."""
     public: bool = False
@@ -151,16 +154,23 @@ class Application:
         body: Any = None
         if operation.body is not None:
             body = _parsed(operation.body, await _read(http, receive, settings.max_body_bytes))
+        dialect = operation.dialect
+        rename = None if operation.names is None else operation.names(body)
+        if rename is not None:
+            dialect = InTheirNames(dialect, rename)
         call: Call[Any] = Call(
             services,
             http,
             receive,
             tenant=tenant,
-            dialect=operation.dialect,
+            dialect=dialect,
             body=body,
             passage=passage,
         )
-        return await (_in_time(operation.endpoint, call) if operation.timed else operation.endpoint(call))
+        try:
+            return await (_in_time(operation.endpoint, call) if operation.timed else operation.endpoint(call))
+        except StreamfleetError as error:
+            raise (error if rename is None else renamed(error, rename)) from None
 
 
 async def _in_time(endpoint: Endpoint, call: Call[Any]) -> ASGIApp | Response:

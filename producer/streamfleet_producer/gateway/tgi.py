@@ -26,7 +26,7 @@ from streamfleet_producer.gateway.operation import Operation
 from streamfleet_producer.gateway.refusals import NoWorker
 from streamfleet_producer.gateway.tgi_answer import Gathered, TokenWriter, generated
 from streamfleet_producer.gateway.tgi_errors import TGI
-from streamfleet_producer.gateway.tgi_request import parameters_of, request_of
+from streamfleet_producer.gateway.tgi_request import parameters_of, request_of, tgi_names
 from streamfleet_producer.gateway.tgi_schemas import (
     MAX_BEST_OF,
     MAX_STOP_SEQUENCES,
@@ -239,7 +239,7 @@ _ERRORS = {
     "500": "The answer broke off.",
 }
 _operation = partial(Operation, tag="tgi", dialect=TGI, errors=_ERRORS, error_schema="TgiError")
-_generation = partial(_operation, "POST", body=TgiGenerateBody, timed=True)
+_generation = partial(_operation, "POST", body=TgiGenerateBody, timed=True, names=tgi_names)
 
 OPERATIONS = (
     _generation("/generate", generate, "Continue a text.", answer=TgiGenerated),

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from streamfleet_producer.bulk.batches import Batches  # which needs an extra
 
 WINDOW_S = 24 * 3600
+HELD_S = WINDOW_S + 3600
+"""So long the input of a batch is kept at least, which ends a little after its window."""
 MAX_LIST = 100
 _FIRST_LINE_BYTES = 1024 * 1024
 _KINDS = {"/v1/chat/completions": "generate", "/v1/completions": "generate", "/v1/embeddings": "embed"}
@@ -103,6 +105,7 @@ async def create_batch(call: Call[BatchBody]) -> Response:
     if url != body.endpoint:
         raise InvalidRequest(f"endpoint: the first line of the file goes to {url}, not to {body.endpoint}")
     served = await call.served(model, _KINDS[body.endpoint])
+    await on_thread(store.hold, call.tenant.name, source[0].id, HELD_S)
     files = await on_thread(_reserve, store, call.tenant.name, source)
     try:
         batch = await on_thread(_create, desk, call, served.queue, files)

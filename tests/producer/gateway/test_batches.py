@@ -12,7 +12,7 @@ import httpx
 import openai
 import pytest
 import redis
-from openai.types import Batch
+from openai.types import Batch, FileObject
 
 from command import environment, streamfleet
 from gated_engine import GatedEngine
@@ -76,10 +76,28 @@ async def test_a_file_comes_back_as_it_was(client: openai.AsyncOpenAI) -> None:
         await client.files.delete(made.id)
     with pytest.raises(openai.BadRequestError, match="purpose"):
         await client.files.create(file=("x", b"x"), purpose="assistants")
-    with pytest.raises(openai.BadRequestError, match=r"expires_after\[seconds\]: unknown field"):
-        await client.files.create(
-            file=("x", b"x"), purpose="batch", expires_after={"anchor": "created_at", "seconds": 3600}
+
+
+async def test_a_file_expires_when_it_is_told_to_but_not_under_a_batch(client: openai.AsyncOpenAI) -> None:
+    async def create(seconds: int) -> FileObject:
+        return await client.files.create(
+            file=("in.jsonl", lines("ECHO 2")),
+            purpose="batch",
+            expires_after={"anchor": "created_at", "seconds": seconds},
         )
+
+    made = await create(3600)
+    assert made.expires_at == made.created_at + 3600
+    batch = await client.batches.create(
+        input_file_id=made.id, endpoint="/v1/completions", completion_window="24h"
+    )
+    assert batch.expires_at is not None
+    held = await client.files.retrieve(made.id)
+    assert held.expires_at is not None
+    assert held.expires_at > batch.expires_at
+    for seconds in (3599, 2_592_001):
+        with pytest.raises(openai.BadRequestError, match=r"expires_after\[seconds\]: 3600 to 2592000"):
+            await create(seconds)
 
 
 async def test_what_is_no_upload_is_refused(gateway: Gateway) -> None:
@@ -91,6 +109,9 @@ async def test_what_is_no_upload_is_refused(gateway: Gateway) -> None:
             {"content": b"torn", "headers": {"content-type": "multipart/form-data; boundary=x"}},
             {"data": {"purpose": "batch"}, "files": {"other": b"x"}},
             {"data": {"purpose": "batch", "file": "text"}},
+            {"data": {"purpose": "batch", "expires": "3600"}, "files": {"file": b"x"}},
+            {"data": {"purpose": "batch", "expires_after[seconds]": "3600"}, "files": {"file": b"x"}},
+            {"data": {"purpose": "batch", "expires_after[anchor]": "created_at"}, "files": {"file": b"x"}},
         ):
             answer = await client.post("/v1/files", **body)
             assert answer.status_code == 400, (body, answer.text)

@@ -70,6 +70,21 @@ class Finish:
     retry: bool = False
     retry_after_ms: int | None = None
     """How long it waits then; None for as long as its own policy says."""
+    went_back: bool = False
+    """Set by `Broker.finish`: it is tried again, so this was no end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bill:
+    """What a worker had computed of a request by the time it heard that somebody else had ended it.
+
+    It knows its request by a fence alone, since it may wait longer than a payload should.
+    """
+
+    rid: str
+    fence: str
+    prompt_tokens: int
+    completion_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +106,21 @@ class Renewal:
     """This worker is asked to drain."""
 
 
+RIDS_TOLD = 64
+"""The ids of so many lost requests, at most, are told by one who found them."""
+
+
+@dataclass(frozen=True, slots=True)
+class HandedBack:
+    """What a lost worker held, and what became of it."""
+
+    requests: int = 0
+    rids: tuple[str, ...] = ()
+    """Of those that wait again, or have failed since they may not be begun again; `RIDS_TOLD` at most."""
+    buried: tuple[str, ...] = ()
+    """Of those that are in the dead letters now; `RIDS_TOLD` at most."""
+
+
 @dataclass(frozen=True, slots=True)
 class Swept:
     """What a sweep did; counts of requests."""
@@ -104,3 +134,7 @@ class Swept:
     """Nothing was taken from anybody: there was a pause in which nobody could have renewed a lease."""
     waited_ms: tuple[int, ...] = (0, 0, 0)
     """How long the oldest request that waits has waited, by lane (high, normal, bulk); 0 if none waits."""
+    rids: tuple[str, ...] = ()
+    """Of those that wait again or have failed; `RIDS_TOLD` at most."""
+    buried: tuple[str, ...] = ()
+    """Of those that are in the dead letters now, dead or stray; `RIDS_TOLD` at most."""

@@ -6,7 +6,7 @@ from typing import Any
 
 from streamfleet_common import codec
 from streamfleet_common.cards import Card
-from streamfleet_common.deliveries import Swept
+from streamfleet_common.deliveries import RIDS_TOLD, HandedBack, Swept
 from streamfleet_common.errors import BrokerUnavailable, InvalidRequest
 from streamfleet_common.keys import MAX_SUB_LANES, QUEUES
 from streamfleet_common.schemas import End, EndState, Failure
@@ -34,7 +34,7 @@ class Housekeeping(Steps):
         while True:
             args = [lease_ms, AT_ONCE, _OVERDUE, _LOST_PAYLOAD, _LOST_WORKER, _DEAD, int(lazy)]
             reply = await self._calls.script("sweep", args)
-            expired, requeued, failed, dead, stray, more, grace, *waited = reply
+            expired, requeued, failed, dead, stray, more, grace, *waited, rids, buried = reply
             total = Swept(
                 total.expired + expired,
                 total.requeued + requeued,
@@ -43,21 +43,23 @@ class Housekeeping(Steps):
                 total.stray + stray,
                 bool(grace),
                 tuple(waited),
+                _told(total.rids, rids),
+                _told(total.buried, buried),
             )
             if not more:
                 return total
 
-    async def hand_back(self, owner: str, *, crashed: bool) -> int:
-        """Give all that a worker held to others, at once; gives how many requests.
+    async def hand_back(self, owner: str, *, crashed: bool) -> HandedBack:
+        """Give all that a worker held to others, at once.
 
         For whoever knows that the worker is gone. `crashed` counts its death against what it ran; a worker
         that was stopped on purpose is no evidence.
         """
-        total = 0
+        total = HandedBack()
         while True:
             args = [owner, int(crashed), AT_ONCE, _LOST_PAYLOAD, _LOST_WORKER, _DEAD]
-            taken: int = await self._calls.script("handback", args)
-            total += taken
+            taken, rids, buried = await self._calls.script("handback", args)
+            total = HandedBack(total.requests + taken, _told(total.rids, rids), _told(total.buried, buried))
             if taken < AT_ONCE:
                 return total
 
@@ -99,6 +101,10 @@ class Housekeeping(Steps):
         memory: Any = await self._calls.ask(lambda: self._commands.info("memory"))
         limit = memory.get("maxmemory", 0)
         return float(memory.get("used_memory", 0)) / limit if limit else 0.0
+
+
+def _told(before: tuple[str, ...], more: list[bytes]) -> tuple[str, ...]:
+    return (*before, *(rid.decode() for rid in more))[:RIDS_TOLD]
 
 
 def _end(state: EndState, code: str, message: str, **details: Any) -> bytes:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import Literal, TypeVar
 
 from pydantic import ValidationError
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    SettingsError,
+)
 
 from streamfleet_common.errors import InvalidRequest
 from streamfleet_common.message import QueueName, problems
@@ -17,6 +23,7 @@ Durability = Literal["fast", "safe", "replicated"]
 """What "accepted" outlives: a crash of Redis but for its last seconds; any crash of it; the loss of it."""
 
 _S = TypeVar("_S", bound=BaseSettings)
+_FIELD = re.compile(r'field "(\w+)"')
 
 
 class FleetSettings(BaseSettings):
@@ -50,12 +57,17 @@ def read(settings: type[_S]) -> _S:
     Raises:
         InvalidRequest: with every variable that is wrong.
     """
+    prefix = settings.model_config.get("env_prefix", "")
     try:
         return settings()
     except ValidationError as error:
-        prefix = settings.model_config.get("env_prefix", "")
         faults = [_shout(prefix + fault) for fault in problems(error)]
-        raise InvalidRequest(f"settings are not valid: {'; '.join(faults)}", problems=faults) from None
+    except SettingsError as error:
+        # A list or a map that is not even JSON; the library tells which only in its words.
+        field = _FIELD.search(str(error))
+        name = _shout(prefix + field[1]) if field else str(error)
+        faults = [f'{name}: JSON is wanted, like ["a", "b"] for a list or {{"a": "b"}} for a map']
+    raise InvalidRequest(f"settings are not valid: {'; '.join(faults)}", problems=faults)
 
 
 def misspelled(settings: type[BaseSettings], variables: Iterable[str]) -> dict[str, str]:

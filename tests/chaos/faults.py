@@ -113,8 +113,8 @@ class Faults:
             await self._lose(worker, "poison")
         if self._random.random() < HANDED_BACK:
             with contextlib.suppress(BrokerUnavailable):
-                count = await self._broker.hand_back(worker.name, crashed=True)
-                self._note(f"handed back {count} requests of {worker.name}")
+                back = await self._broker.hand_back(worker.name, crashed=True)
+                self._note(f"handed back {back.requests} requests of {worker.name}")
                 self.counts["handed back"] += 1
                 if worker.url == self._server.url:  # what a proxy still holds open may yet read for it
                     self._history.remains.stale_consumers_allowed.discard(worker.name)

@@ -187,7 +187,7 @@ async def test_workers_that_are_lost(broker: Broker, raw: Any) -> None:
     for number in range(4):
         (delivery,) = await begin_waiting(broker, f"w{number}")
         assert (delivery.attempts, delivery.crashes) == (number + 1, number)
-        assert await broker.hand_back(f"w{number}", crashed=True) == 1
+        assert (await broker.hand_back(f"w{number}", crashed=True)).requests == 1
         assert await broker.finish([finish(delivery)]) == [False]
     (record,) = await broker.status([RID], "default")
     assert record is not None

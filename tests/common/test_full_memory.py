@@ -104,7 +104,7 @@ async def test_full_memory_gives_work_back_and_takes_it(
     taken = await broker.take("w2", START, streams=["normal:again"], count=9)
     rids = [entry.rid for entry, _ in taken.started]
     assert rids == [released.entry.rid, retried.entry.rid, lost.entry.rid]
-    assert await broker.hand_back("w2", crashed=True) == 3
+    assert (await broker.hand_back("w2", crashed=True)).requests == 3
     assert await broker.cancel([waiting.entry.rid], "default") == ["cancelled"]
     assert await broker.finish([finish(kept)]) == [True]
     assert raw.zcard(f"{T}:open") == 3

@@ -18,9 +18,10 @@ from server_view import (
 )
 from silence import lose_often
 from streamfleet_common.broker import Broker
+from streamfleet_common.deliveries import RIDS_TOLD, HandedBack
 from streamfleet_common.housekeeping import AT_ONCE
 from streamfleet_common.keys import LETTERS
-from streamfleet_common.schemas import Retry
+from streamfleet_common.schemas import Retry, new_rid
 
 
 async def test_a_crash_counts_against_what_ran(broker: Broker, raw: Any) -> None:
@@ -28,7 +29,7 @@ async def test_a_crash_counts_against_what_ran(broker: Broker, raw: Any) -> None
     await broker.submit([submission(rid=OTHER)])
     await take_all(broker)
     # No lease has run out: nobody has to wait for that.
-    assert await broker.hand_back("w1", crashed=True) == 2
+    assert (await broker.hand_back("w1", crashed=True)).requests == 2
     ran, read = record_of(raw, RID), record_of(raw, OTHER)
     assert (ran.state, ran.epoch, ran.attempts, ran.crashes, ran.solo_losses) == ("queued", 2, 1, 1, 0)
     assert (read.state, read.epoch, read.attempts, read.crashes, read.solo_losses) == ("queued", 1, 0, 0, 0)
@@ -36,9 +37,20 @@ async def test_a_crash_counts_against_what_ran(broker: Broker, raw: Any) -> None
     assert await broker.finish([finish(running)]) == [False]
 
 
+async def test_it_tells_whose_requests_were_lost_and_which_were_buried(broker: Broker, raw: Any) -> None:
+    await broker.submit([submission(rid=RID)])
+    await lose_often(broker, raw, 3)
+    third = new_rid()
+    await broker.submit([submission(rid=third), submission(rid=OTHER)])
+    await begin_waiting(broker)
+    back = await broker.hand_back("w1", crashed=True)
+    assert (back.requests, back.buried) == (3, (RID,))
+    assert set(back.rids) == {third, OTHER}
+
+
 async def test_a_stop_on_purpose_counts_against_nothing(broker: Broker, raw: Any) -> None:
     await begin(broker, submission(rid=RID, retry=Retry(backoff_ms=60_000)))
-    assert await broker.hand_back("w1", crashed=False) == 1
+    assert (await broker.hand_back("w1", crashed=False)).requests == 1
     record = record_of(raw)
     assert (record.state, record.epoch, record.attempts, record.crashes) == ("queued", 2, 1, 0)
     # Nor does it wait for its next try: nothing has failed.
@@ -49,7 +61,7 @@ async def test_others_keep_theirs(broker: Broker, raw: Any) -> None:
     (theirs,) = await begin(broker, submission(), owner="w2")
     (prefix,) = await begin(broker, submission(), owner="w11")
     before = everything(raw)
-    assert await broker.hand_back("w1", crashed=True) == 0
+    assert (await broker.hand_back("w1", crashed=True)).requests == 0
     assert everything(raw) == before
     assert await broker.finish([finish(theirs), finish(prefix)]) == [True, True]
 
@@ -63,7 +75,7 @@ async def test_of_every_stream(broker: Broker, raw: Any) -> None:
         await broker.release(entries)
     assert len(await begin_waiting(broker)) == 7
     assert sum(len(pending_in(raw, stream)) > 0 for stream in LETTERS) == 7
-    assert await broker.hand_back("w1", crashed=True) == 7
+    assert (await broker.hand_back("w1", crashed=True)).requests == 7
     assert sum(len(pending_in(raw, stream)) for stream in LETTERS) == 0
     assert record_of(raw).solo_losses == 1
     assert len(await begin_waiting(broker, "w2")) == 7
@@ -87,8 +99,9 @@ async def test_more_than_one_call_can_take(broker: Broker, raw: Any) -> None:
     count = 2 * AT_ONCE + 1
     await begin(broker, *(submission() for _ in range(count // 2)))
     await begin(broker, *(submission(lane="bulk") for _ in range(count - count // 2)))
-    assert await broker.hand_back("w1", crashed=True) == count
-    assert await broker.hand_back("w1", crashed=True) == 0
+    back = await broker.hand_back("w1", crashed=True)
+    assert (back.requests, len(back.rids), back.buried) == (count, RIDS_TOLD, ())
+    assert await broker.hand_back("w1", crashed=True) == HandedBack()
     assert consumers_of(raw, "normal") == consumers_of(raw, "bulk") == []
     taken = await broker.take("w2", START, streams=["normal:again", "bulk:again"], count=count)
     assert len(taken.started) == count
@@ -113,7 +126,7 @@ async def test_a_text_that_was_begun_may_have_to_fail(broker: Broker, raw: Any) 
         submission(rid=OTHER, stream=True, on_restart="fail"),
     )
     await broker.emit([emission(shown, 1, b"x")])
-    assert await broker.hand_back("w1", crashed=True) == 2
+    assert (await broker.hand_back("w1", crashed=True)).requests == 2
     assert record_of(raw, RID).state == "failed"
     assert record_of(raw, RID).crashes == 1
     assert record_of(raw, OTHER).state == "queued"

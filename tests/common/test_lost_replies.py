@@ -268,7 +268,7 @@ async def test_a_lost_reply_of_a_sweep_that_buried(lossy: Broker, proxy: LossyPr
 async def test_a_lost_reply_of_hand_back(lossy: Broker, proxy: LossyProxy, raw: Any) -> None:
     await begin(lossy, submission(rid=RID), submission(rid=OTHER))
     lose(proxy, lossy, "handback")
-    assert await lossy.hand_back("w1", crashed=True) == 0  # nothing was left to take
+    assert (await lossy.hand_back("w1", crashed=True)).requests == 0  # nothing was left to take
     assert proxy.lost.is_set()
     assert waiting_in(raw, "normal:again") == [RID, OTHER]
     assert [record_of(raw, rid).crashes for rid in (RID, OTHER)] == [1, 1]

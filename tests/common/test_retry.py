@@ -298,8 +298,10 @@ async def test_one_that_would_rather_fail_than_begin_anew(
     (delivery,) = await begin(broker, submission(rid=RID, stream=True, on_restart="fail", retry=policy))
     if is_shown:
         await broker.emit([emission(delivery, 1, b"x")])
-    assert await broker.finish([retry(delivery, FAILURE)]) == [True]
+    told = retry(delivery, FAILURE)
+    assert await broker.finish([told]) == [True]
     assert record_of(raw).state == ("failed" if is_shown else "queued")
+    assert told.went_back is not is_shown
 
 
 async def test_without_a_stream_nothing_was_shown(broker: Broker, raw: Any) -> None:

@@ -199,7 +199,7 @@ async def test_what_comes_back_from_a_sub_lane(broker: Broker, raw: Any, way: st
         if way == "lost":
             assert (await lose_in(broker, raw, 3)).requeued == 1
         elif way == "handed back":
-            assert await broker.hand_back("w1", crashed=True) == 1
+            assert (await broker.hand_back("w1", crashed=True)).requests == 1
         elif way == "released":
             assert await broker.release([delivery]) == [True]
         else:

@@ -25,6 +25,7 @@ async def test_the_way_of_a_poison(broker: Broker, raw: Any) -> None:
         way.append((delivery.entry.stream, delivery.attempts, delivery.crashes))
         swept = await lose(broker, raw, f"w{number}")
         assert (swept.requeued, swept.dead) == ((1, 0) if number < 4 else (0, 1))
+        assert (swept.rids, swept.buried) == (((RID,), ()) if number < 4 else ((), (RID,)))
     assert way == [("normal", 1, 0), ("normal:again", 2, 1), ("solo", 3, 2), ("solo", 4, 3)]
     record = record_of(raw)
     assert (record.state, record.attempts, record.crashes, record.solo_losses) == ("dead", 4, 4, 2)

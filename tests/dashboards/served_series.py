@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 
 from prometheus_client.metrics_core import Metric
 
+from streamfleet_common.deliveries import HandedBack
 from streamfleet_common.figures import LANES, Figures, QueueFigures
 from streamfleet_producer.exporter.metrics import page_of
 from streamfleet_producer.exporter.reading import Reading
@@ -58,7 +59,7 @@ def _hosts() -> Iterable[Metric]:
     def start(number: int, served: Callable[[], None]) -> Child:
         raise AssertionError(f"a worker was started at post {number}")
 
-    async def hand_back(owner: str, *, crashed: bool) -> int:
+    async def hand_back(owner: str, *, crashed: bool) -> HandedBack:
         raise AssertionError(f"{owner} has died")
 
     async def page() -> list[Metric]:

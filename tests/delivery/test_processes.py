@@ -231,7 +231,7 @@ class Post:
     async def keep(self) -> None:
         while True:
             await self._ended()
-            self.losses.append(await self._broker.hand_back(self._name, crashed=True))
+            self.losses.append((await self._broker.hand_back(self._name, crashed=True)).requests)
             await self.fill()
 
     async def _ended(self) -> None:

@@ -71,13 +71,13 @@ async def test_a_busy_worker_gives_a_suspect_back_and_runs_it_alone_later(broker
     stream: Stream
     for owner, stream in (("x1", "normal"), ("x2", "normal:again")):
         await take_in_its_name(broker, owner, stream)
-        assert await broker.hand_back(owner, crashed=True) == 1
+        assert (await broker.hand_back(owner, crashed=True)).requests == 1
     running = await submit(broker, ["ECHO 2"])
     # In its name before it is there, or it would begin with the suspect.
     await take_in_its_name(broker, "x3", "solo")
     hired = await hire(GatedEngine(is_open=False), lease_s=2.0)
     await eventually(lambda: hired.engine.added == running, "company")
-    assert await broker.hand_back("x3", crashed=False) == 1
+    assert (await broker.hand_back("x3", crashed=False)).requests == 1
     await take_in_its_name(broker, "w1", "solo")
 
     async def is_back() -> bool:

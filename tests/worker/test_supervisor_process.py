@@ -164,6 +164,7 @@ async def test_a_killed_worker_s_work_runs_elsewhere_at_once(broker: Broker, lau
     assert end.worker != victim
     (handed_back,) = await fleet.said("work handed back")
     assert (handed_back["worker"], handed_back["requests"], handed_back["crashed"]) == (victim, 1, True)
+    assert (handed_back["rids"], handed_back["buried"]) == ([rid], [])
     assert victim not in [card.worker for card in await broker.cards()]
 
     (death,) = await fleet.said("worker ended")

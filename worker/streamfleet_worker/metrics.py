@@ -201,6 +201,10 @@ class Metrics:
         """Count writes that were refused."""
         self._counts["fenced_writes"] += count
 
+    def cancelled(self, count: int) -> None:
+        """Count requests that somebody cancelled while this worker had them."""
+        self._failure["cancelled"] += count
+
     def leases_lost(self, count: int) -> None:
         """Count requests that were taken away."""
         self._counts["leases_lost"] += count

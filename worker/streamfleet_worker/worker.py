@@ -346,6 +346,8 @@ class Worker:
         for report in reports:
             self.metrics.stepped(report)
             self._intake.stepped(report)
+            for launch in report.step.launches:
+                self._publisher.begun(launch.keys)
             self._publisher.take(report.step.outputs, report.ended_at)
             self._launch_log.take(report.step.launches)
         self._settle()
@@ -407,7 +409,13 @@ class Worker:
             self._consumer.waited(swept.waited_ms)
             if swept.requeued or swept.failed or swept.dead or swept.stray:
                 log.info(
-                    "swept", requeued=swept.requeued, failed=swept.failed, dead=swept.dead, stray=swept.stray
+                    "swept",
+                    requeued=swept.requeued,
+                    failed=swept.failed,
+                    dead=swept.dead,
+                    stray=swept.stray,
+                    rids=list(swept.rids),
+                    buried=list(swept.buried),
                 )
 
 

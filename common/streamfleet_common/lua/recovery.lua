@@ -8,6 +8,7 @@ local FAILURES = 3 -- tries in all after retryable failures, where the request s
 local MAX_DEAD = 10000
 local MAX_BACKOFF_MS = 3600000
 local MAX_SUB_LANES = 64
+local MAX_TOLD = 64 -- so many ids of lost requests one call tells, for logs
 
 local function place_at(code, eid)
   if #code == 1 then return code .. eid end
@@ -117,31 +118,35 @@ local function wake(now, count)
   end
 end
 
+-- Count what became of a lost request, and keep its id in `counts.rids`, or `counts.buried` if it is a dead letter.
+local function count(counts, what, rid)
+  counts[what] = (counts[what] or 0) + 1
+  local told = (what == 'dead' or what == 'stray') and counts.buried or counts.rids
+  if #told < MAX_TOLD and #rid == 34 and match(rid, '^%x+$') then told[#told + 1] = rid end
+end
+
 -- Take entries of one stream from an owner who is gone. `counted`: it died with them, and they may be why.
 -- `events`: the end events of a request without payload, one that may not be tried again, and a dead one.
--- Counts into `counts`: requeued, failed, dead, stray, superseded.
+-- Counts into `counts`: requeued, failed, dead, stray.
 local function recover(code, eids, counted, events, keep_payload, now, counts)
-  local function count(what) counts[what] = (counts[what] or 0) + 1 end
   for _, eid in ipairs(eids) do
     local rid, payload = entry_fields(code, eid)
     local record = rid and rid ~= '' and records({rid})[1]
     if not rid then
       -- Trimmed away under its reader. Its record, if one is still open, is found by the audit.
       redis.pcall('XACK', T .. STREAMS[code], 'w', eid)
-      count('superseded')
     elseif not record then
       bury(rid, 'no record of this request', {'stream', sub(STREAMS[code], 4), 'entry', eid})
       leave(place_at(code, eid), rid)
-      count('stray')
+      count(counts, 'stray', rid)
     else
       local deadline, epoch, place, owner, started, attempts, crashes, solo, meta = open_fields(record)
       if place ~= place_at(code, eid) then
         leave(place_at(code, eid), rid)
-        count('superseded')
       elseif owner == '' then
         -- Given out, but never begun: nobody died of it.
         enqueue(rid, deadline, epoch, place, started, attempts, crashes, solo, meta, payload)
-        count('requeued')
+        count(counts, 'requeued', rid)
       else
         if counted then
           crashes = string.format('%.0f', crashes + 1)
@@ -161,11 +166,11 @@ local function recover(code, eids, counted, events, keep_payload, now, counts)
           end
           bury(rid, 'its workers died while they ran nothing else', more)
           terminal(rid, record, 'P', events[3], now)
-          count('dead')
+          count(counts, 'dead', rid)
         elseif again(rid, record, crashes, solo, 0, counted, events[2], now) == 'again' then
-          count('requeued')
+          count(counts, 'requeued', rid)
         else
-          count('failed')
+          count(counts, 'failed', rid)
         end
       end
     end
@@ -198,5 +203,6 @@ end
 return {
   again = again, wake = wake, bury = bury, recover = recover, pending = pending, forget = forget, enqueue = enqueue,
   entry_fields = entry_fields, failures = FAILURES, sub_lanes = sub_lanes, all_codes = all_codes,
+  count = count,
 }
 end

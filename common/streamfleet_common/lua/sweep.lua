@@ -6,7 +6,8 @@
 -- if somebody has looked after the rest within a third of a lease.
 -- Replies numbers: overdue, requeued, failed, dead, stray, whether there may be more, grace (1: nothing was
 -- taken, since nobody has swept for too long to tell a silent owner from a silent server), then how many ms the
--- oldest waiting request of each lane (high, normal, bulk) has waited, 0 if none waits.
+-- oldest waiting request of each lane (high, normal, bulk) has waited, 0 if none waits;
+-- then the ids of the first of those that were requeued or failed, and of those that are dead letters now.
 local MAX_RECOUNT = 2000
 local back = recovery()
 
@@ -69,7 +70,7 @@ local at = tonumber(now)
 local last, grace_until, audited, seen_at, seen_ended, ended_now, cleaned, full_at = unpack(call('HMGET',
   T .. ':sweep', 'last', 'grace_until', 'audited', 'rate_at', 'rate_ended', 'ended', 'cleaned', 'full'))
 local notes = {'last', now}
-local counts = {requeued = 0, failed = 0, dead = 0, stray = 0}
+local counts = {requeued = 0, failed = 0, dead = 0, stray = 0, rids = {}, buried = {}}
 local more = 0
 
 -- A pause of everybody at once ages all leases: give the owners time to come back and renew them.
@@ -106,7 +107,7 @@ ended = {rids = {}, entries = {}, later = {}, tenants = {}, running = 0, uncount
 
 local grace = at < tonumber(grace_until or 0)
 if ARGV[7] == '1' and at - tonumber(full_at or 0) < lease / 3 then
-  return {#overdue, 0, 0, 0, 0, more, grace and 1 or 0, 0, 0, 0}
+  return {#overdue, 0, 0, 0, 0, more, grace and 1 or 0, 0, 0, 0, {}, {}}
 end
 local top = back.sub_lanes()
 local codes = back.all_codes(top)
@@ -145,13 +146,13 @@ if #slice > 0 and not grace then
       if not card or tonumber(match(card, '^%d+') or 0) < at then
         if not back.entry_fields(code, eid) then
           terminal(rid, record, 'F', events[1], now)
-          counts.failed = counts.failed + 1
+          back.count(counts, 'failed', rid)
         elseif owner ~= '' then
           -- Acknowledged by hand: the pending lists will never show it again.
           local found = redis.pcall('XPENDING', T .. STREAMS[code], 'w', eid, eid, 1)
           if not found.err and #found == 0 then
             local what = back.again(rid, record, crashes, solo, 0, false, events[2], now) == 'again' and 'requeued' or 'failed'
-            counts[what] = counts[what] + 1
+            back.count(counts, what, rid)
           end
         end
       end
@@ -227,4 +228,5 @@ if more == 0 then -- else whoever is lazy goes on all the same
   notes[#notes + 1] = now
 end
 call('HSET', T .. ':sweep', unpack(notes))
+waited[4], waited[5] = counts.rids, counts.buried
 return {#overdue, counts.requeued, counts.failed, counts.dead, counts.stray, more, grace and 1 or 0, unpack(waited)}

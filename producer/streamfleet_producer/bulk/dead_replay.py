@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from streamfleet_common import codec
@@ -30,13 +30,27 @@ class DeadReplay:
     A letter becomes a new request, whose id follows from the letter's: sent twice, since somebody was killed
     between sending and dropping it, it is still one request. Its lost workers are forgotten: if it kills
     again, it is buried again.
+
+    Args:
+        broker: of the queue.
+        per_minute: so many at most.
+        told: is called with each as soon as it is sent.
     """
 
-    def __init__(self, broker: DeadBroker, *, per_minute: float = PER_MINUTE) -> None:
+    def __init__(
+        self,
+        broker: DeadBroker,
+        *,
+        per_minute: float = PER_MINUTE,
+        told: Callable[[Replayed], None] = lambda _: None,
+    ) -> None:
         if not 0 < per_minute <= 60_000:
             raise InvalidRequest("rate: above 0, up to 60,000 a minute is wanted")
         self._broker = broker
         self._pause_s = 60 / per_minute
+        self._told = told
+        self.passed_over = 0
+        """Letters that `replay_all` could not send."""
 
     async def replay(self, letter: DeadLetter) -> Replayed:
         """Send one again.
@@ -58,15 +72,20 @@ class DeadReplay:
         submission = Submission.of(envelope.changed({"rid": rid}))
         (submitted,) = await self._broker.submit([submission])
         if submitted.outcome == "full":
+            why = "takes no more now"
+            if submitted.reason == "paused":
+                why = "is paused (`streamfleet resume` opens it)"
             raise QueueFull(
-                f"the queue takes no more now: try again in {submitted.retry_after_s:g} s",
+                f"the queue {why}: try again in {submitted.retry_after_s:g} s",
                 retry_after=submitted.retry_after_s,
                 limit=submitted.limit,
                 reason=submitted.reason,
                 position=submitted.depth,
             )
         await self._broker.drop_dead([letter.id])
-        return Replayed(letter.id, rid)
+        replayed = Replayed(letter.id, rid)
+        self._told(replayed)
+        return replayed
 
     async def replay_each(self, letters: Sequence[DeadLetter]) -> list[Replayed]:
         """Send these again, with pauses between them. Raises as `replay`, at the first that cannot be."""
@@ -100,8 +119,9 @@ class DeadReplay:
                 try:
                     done.append(await self.replay(letter))
                 except InvalidRequest:
-                    continue
+                    self.passed_over += 1
                 except QueueFull as error:
                     if not error.reason.startswith("tenant_"):
                         raise
+                    self.passed_over += 1
         return done

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from streamfleet_producer.cli import options
+from streamfleet_producer.cli.request_ids import named
 from streamfleet_producer.cli.terminal import print_json, run
 
 
@@ -17,7 +18,8 @@ def cancel(
 
     Prints its state: `cancelled`, or how it had ended before.
     """
-    run(_cancel(redis_url, queue, id, json))
+    rid, queue = named(id, queue)
+    run(_cancel(redis_url, queue, rid, json))
 
 
 async def _cancel(redis_url: str, queue: str | None, rid: str, json: bool) -> None:

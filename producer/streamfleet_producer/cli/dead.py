@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from json import dumps
 from typing import Annotated, Any
@@ -26,6 +28,8 @@ from streamfleet_producer.cli.terminal import (
     run,
     say,
 )
+from streamfleet_producer.operations.control import known
+from streamfleet_producer.operations.operator_broker import OperatorBroker
 
 _HEADS = ("id", "buried", "tenant", "lane", "attempts", "lost", "payload", "why")
 _RIGHT = {"attempts", "lost"}
@@ -56,7 +60,7 @@ def list_(
     """List dead letters, oldest first."""
 
     async def work() -> tuple[list[DeadLetter], bool]:
-        async with operator(redis_url, queue) as broker:
+        async with _graveyard(redis_url, queue) as broker:
             letters = await broker.dead_letters(after=after, count=limit)
             rest = await broker.dead_letters(after=letters[-1].id, count=1) if letters else []
             return letters, bool(rest)
@@ -86,7 +90,7 @@ def show(
     """Show all that is known of one."""
 
     async def work() -> DeadLetter | None:
-        async with operator(redis_url, queue) as broker:
+        async with _graveyard(redis_url, queue) as broker:
             return await broker.dead_letter(id)
 
     letter = run(work())
@@ -119,22 +123,31 @@ def replay(
     """
     _either(ids, is_all=all_)
 
-    async def work() -> list[Replayed]:
-        async with operator(redis_url, queue) as broker:
-            replayer = DeadReplay(broker, per_minute=rate)
+    def told(replayed: Replayed) -> None:
+        # At once: who ends this meanwhile has the ids of what was sent, whose letters are gone.
+        if json:
+            print_json({"letter": replayed.letter, "id": replayed.rid})
+        else:
+            print(replayed.rid, flush=True)
+
+    async def work() -> int:
+        async with _graveyard(redis_url, queue) as broker:
+            replayer = DeadReplay(broker, per_minute=rate, told=told)
             if all_:
-                return await replayer.replay_all(most=limit)
+                await replayer.replay_all(most=limit)
+                return replayer.passed_over
             letters = [(one, await broker.dead_letter(one)) for one in ids or ()]
             for one, letter in letters:
                 if letter is None:
                     raise _not_found(one)
-            return await replayer.replay_each([letter for _, letter in letters if letter is not None])
+            await replayer.replay_each([letter for _, letter in letters if letter is not None])
+            return 0
 
-    for replayed in run(work()):
-        if json:
-            print_json({"letter": replayed.letter, "id": replayed.rid})
-        else:
-            print(replayed.rid)
+    if left := run(work()):
+        say(
+            f"passed over {left:,}: their payloads were not kept (STREAMFLEET_DEAD_LETTER_PAYLOAD), or "
+            "their tenant's share is used up"
+        )
 
 
 @dead.command(cls=Command, epilog=EXIT_CODES)
@@ -150,7 +163,7 @@ def drop(
     _either(ids, is_all=all_)
 
     async def work() -> int:
-        async with operator(redis_url, queue) as broker:
+        async with _graveyard(redis_url, queue) as broker:
             if not all_:
                 return await broker.drop_dead(ids or ())
             dropped = 0
@@ -163,9 +176,23 @@ def drop(
         print_json({"dropped": dropped})
     else:
         print(dropped)
+    if ids and dropped < len(ids):
+        say(f"not to be found: {len(ids) - dropped:,}, dropped before or trimmed")
 
 
 # --- parts
+
+
+@asynccontextmanager
+async def _graveyard(redis_url: str, queue: str | None) -> AsyncIterator[OperatorBroker]:
+    """The queue, which has to be one: of a misspelled one there would be no dead letters, too.
+
+    Raises:
+        ModelNotFound: no worker has ever announced it.
+    """
+    async with operator(redis_url, queue) as broker:
+        await known(broker)
+        yield broker
 
 
 def _either(ids: list[str] | None, *, is_all: bool) -> None:

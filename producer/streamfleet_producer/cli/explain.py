@@ -7,6 +7,7 @@ from typing import Any
 
 from streamfleet_producer.cli import options
 from streamfleet_producer.cli.operating import operator
+from streamfleet_producer.cli.request_ids import named
 from streamfleet_producer.cli.terminal import print_json, run
 from streamfleet_producer.operations.advice import advice
 from streamfleet_producer.operations.flight import Flight, gather
@@ -27,10 +28,11 @@ def explain(
     came of earlier attempts. Of one that waits: its place in line, and who serves it. Of one without an
     answer: why, and what to do. Neither prompt nor answer is shown.
     """
+    rid, its_queue = named(id, queue)
 
     async def work() -> Flight:
-        async with operator(redis_url, queue, rid=id) as broker:
-            return await gather(broker, id)
+        async with operator(redis_url, its_queue, rid=rid) as broker:
+            return await gather(broker, rid)
 
     flight = run(work())
     if json:

@@ -9,6 +9,7 @@ import typer
 from streamfleet_common.schemas import Lane
 from streamfleet_producer.cli import options
 from streamfleet_producer.cli.operating import QueueName, operator
+from streamfleet_producer.cli.request_ids import named
 from streamfleet_producer.cli.terminal import FAILED, print_json, run, say
 from streamfleet_producer.operations import lanes
 from streamfleet_producer.operations.lanes import Moves
@@ -18,12 +19,15 @@ def move(
     queue: QueueName,
     ids: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[ID]...", help="Requests; else all that wait.", show_default=False),
+        typer.Argument(metavar="[ID]...", help="These; else all that --from names.", show_default=False),
     ] = None,
     *,
     to: Annotated[Lane, typer.Option("--to", help="Where they shall wait.", show_default=False)],
     source: Annotated[
-        Lane | None, typer.Option("--from", help="Those that wait here alone.", show_default=False)
+        Lane | None,
+        typer.Option(
+            "--from", help="Those that wait here alone; needed if no ID is given.", show_default=False
+        ),
     ] = None,
     tenant: Annotated[
         str | None, typer.Option(help="Those of this tenant alone.", show_default=False)
@@ -40,10 +44,11 @@ def move(
     before the newcomers, and what waits for its next try comes back to the other lane. Prints how many were
     moved. If requests were named and one was not moved, the exit status is 1.
     """
+    rids = [named(id, queue)[0] for id in ids or ()]  # noqa: A001 (the word of the whole API)
 
     async def work() -> Moves:
         async with operator(redis_url, queue) as broker:
-            return await lanes.move(broker, to=to, source=source, tenant=tenant, limit=limit, rids=ids or ())
+            return await lanes.move(broker, to=to, source=source, tenant=tenant, limit=limit, rids=rids)
 
     found = run(work())
     if json:

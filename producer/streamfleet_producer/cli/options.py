@@ -45,7 +45,12 @@ Queue = Annotated[
     ),
 ]
 Id = Annotated[
-    str, typer.Argument(metavar="ID", help="The request's id, as `submit` printed it.", show_default=False)
+    str,
+    typer.Argument(
+        metavar="ID",
+        help="The request's id, as `submit` printed it, or as a gateway shows it.",
+        show_default=False,
+    ),
 ]
 QueueLane = Annotated[Lane, typer.Option("--lane", help="How urgent it is.")]
 Deadline = Annotated[float, typer.Option("--deadline", help="Seconds after which it is given up.")]

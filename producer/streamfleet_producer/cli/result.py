@@ -9,6 +9,7 @@ import typer
 
 from streamfleet_common.schemas import End
 from streamfleet_producer.cli import options
+from streamfleet_producer.cli.request_ids import named
 from streamfleet_producer.cli.terminal import print_choices, print_json, printable, run
 from streamfleet_producer.cli.worker_watch import WorkerWatch
 
@@ -30,7 +31,8 @@ def result(
 
     That is its text, or of other requests JSON: a handler's output, or a line for each item.
     """
-    run(_result(redis_url, queue, id, timeout, json))
+    rid, queue = named(id, queue)
+    run(_result(redis_url, queue, rid, timeout, json))
 
 
 async def _result(redis_url: str, queue: str | None, rid: str, limit_s: float | None, json: bool) -> None:

@@ -6,6 +6,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 
 from streamfleet_producer.cli import options
+from streamfleet_producer.cli.request_ids import named
 from streamfleet_producer.cli.terminal import print_json, run
 from streamfleet_producer.ticket import Status
 
@@ -21,7 +22,8 @@ def status(
 
     It is queued, running, done, failed, cancelled, expired or dead. Times are those of the Redis server.
     """
-    run(_status(redis_url, queue, id, json))
+    rid, queue = named(id, queue)
+    run(_status(redis_url, queue, rid, json))
 
 
 async def _status(redis_url: str, queue: str | None, rid: str, json: bool) -> None:

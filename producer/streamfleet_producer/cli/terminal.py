@@ -172,7 +172,10 @@ class Group(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         """Run the command that was asked for."""
         try:
-            return super().invoke(ctx)
+            with leaving_quietly():
+                done = super().invoke(ctx)
+                sys.stdout.flush()  # while somebody is there to be told that it cannot be
+                return done
         except StreamfleetError as error:
             # A script that asked for JSON gets the error's parts too.
             if ctx.meta.get("json"):

@@ -11,7 +11,7 @@ from typer import Option
 from streamfleet_common.connections import Connections, redacted
 from streamfleet_common.errors import InvalidRequest, Unsupported
 from streamfleet_producer.cli import options
-from streamfleet_producer.cli.terminal import print_json, run, stdout
+from streamfleet_producer.cli.terminal import print_json, run, say, stdout
 from streamfleet_producer.cli.top_document import document
 from streamfleet_producer.cli.top_frame import picture
 from streamfleet_producer.cli.top_reading import FleetReader
@@ -59,11 +59,13 @@ async def _once(redis_url: str, patterns: list[str], *, json: bool) -> None:
         await connections.close()
     queues, workers = queue_rows(reading, {}), worker_rows(reading)
     redis = redacted(redis_url)
+    view = View()
+    view.take(reading, queues, workers)
+    if view.trouble:
+        say(view.trouble)
     if json:
         print_json(document(redis, reading, queues, workers))
         return
-    view = View()
-    view.take(reading, queues, workers)
     console = stdout()
     for line in picture(view, redis, console.width):
         line.rstrip()

@@ -71,7 +71,7 @@ def frame(view: View, redis: str, interval_s: float, width: int, height: int) ->
         body = _fleet(view, width, room)
     lines = [*_heads(view, redis, f"every {interval_s:g} s", width), Text(), *body[:room]]
     lines += [Text() for _ in range(height - 1 - len(lines))]
-    return [_cut(line, width) for line in [*lines[: max(0, height - 1)], _foot(view)][:height]]
+    return [_cut(line, width) for line in [*lines[: max(0, height - 1)], _foot(view, width)][:height]]
 
 
 def picture(view: View, redis: str, width: int) -> list[Text]:
@@ -94,10 +94,10 @@ def _heads(view: View, redis: str, how_often: str, width: int) -> list[Text]:
     where = in_one_line(redis, max(10, width - 19 - len(right)))
     left = Text.assemble(("streamfleet top", "bold"), "  ", where)
     left.pad_right(max(0, width - left.cell_len - len(right)))
-    return [left.append(right, "dim"), _totals(view)]
+    return [left.append(right, "dim"), _totals(view, width)]
 
 
-def _totals(view: View) -> Text:
+def _totals(view: View, width: int) -> Text:
     queues, workers = view.queues, view.workers
     ready = sum(row.state == "ready" for row in workers)
     parts = [(_many(len(queues), "queue"), ""), (_many(ready, "worker"), "")]
@@ -111,7 +111,13 @@ def _totals(view: View) -> Text:
         parts.append((f"{_many(view.reading.unread, 'queue')} not read", "bold red"))
     parts.append((f"{rate(_sum(row.ended_per_s for row in queues))} ended/s", ""))
     parts.append((f"{rate(_sum(row.generated_tokens_per_s for row in queues))} tok/s", ""))
-    return Text("  ").join(Text(*part) for part in parts)
+    # Where it is too much for a line, the tables show how many queues and workers there are.
+    line = Text()
+    for some, gap in ((parts, "  "), (parts, " "), (parts[2:], " ")):
+        line = Text(gap).join(Text(*part) for part in some)
+        if line.cell_len <= width:
+            break
+    return line
 
 
 def _many(number: int, what: str) -> str:
@@ -237,9 +243,12 @@ def _letter(letter: DeadLetter, width: int) -> list[Text]:
     return lines
 
 
-def _foot(view: View) -> Text:
+def _foot(view: View, width: int) -> Text:
     if view.question is not None:
-        return Text.assemble((view.question.text, "bold"), "  y yes, any other key no")
+        question, answers = Text(view.question.text, "bold"), "  y yes, any other key no"
+        # Cut in the middle of that, it would not say what is a yes.
+        fits = question.cell_len + len(answers) <= width
+        return question.append(answers if fits else "  y yes", "not bold")
     if view.message:
         return Text(view.message, "bold")
     if view.trouble:

@@ -63,7 +63,7 @@ class View:
         """Show these from now on."""
         self.reading = reading
         self.queues, self.workers = list(queues), list(workers)
-        self.trouble = ""
+        self.trouble = "" if reading.refusal is None else f"queues not read: {reading.refusal}"
         self._order()
 
     def take_letters(self, queue: str, letters: Sequence[DeadLetter]) -> None:

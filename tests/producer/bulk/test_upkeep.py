@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from streamfleet_producer.bulk.batch import Progress
 from streamfleet_producer.bulk.batches import Batches
 from streamfleet_producer.bulk.connection import connect
 from streamfleet_producer.bulk.dead_broker import DeadBroker
-from streamfleet_producer.bulk.dead_replay import DeadReplay
+from streamfleet_producer.bulk.dead_replay import DeadReplay, Replayed
 from streamfleet_producer.bulk.plan import Plan
 from streamfleet_producer.bulk.schedule import JsonCron
 from streamfleet_producer.bulk.settings import RQ_QUEUE, BulkSettings
@@ -102,7 +103,9 @@ async def test_a_letter_without_its_request_stays(broker: DeadBroker, raw: Any) 
     for letter in await broker.dead_letters():
         with pytest.raises(InvalidRequest):
             await DeadReplay(broker).replay(letter)
-    assert await DeadReplay(broker).replay_all(most=5) == []
+    replayer = DeadReplay(broker)
+    assert await replayer.replay_all(most=5) == []
+    assert replayer.passed_over == 2
     assert len(await broker.dead_letters()) == 2
 
 
@@ -110,9 +113,22 @@ async def test_a_full_queue_keeps_its_dead(hand: HandWorker, broker: DeadBroker,
     await bury(hand, "poison")
     raw.hset(broker.keys.control, "paused", 1)
     (letter,) = await broker.dead_letters()
-    with pytest.raises(QueueFull):
+    with pytest.raises(QueueFull, match="resume"):
         await DeadReplay(broker).replay(letter)
     assert await broker.dead_letters() == [letter]
+
+
+async def test_what_was_sent_is_told_at_once_whatever_comes_then(
+    hand: HandWorker, broker: DeadBroker
+) -> None:
+    await bury(hand, "a", "b")
+    first, second = await broker.dead_letters()
+    told: list[Replayed] = []
+    replayer = DeadReplay(broker, per_minute=60_000, told=told.append)
+    with pytest.raises(InvalidRequest):
+        await replayer.replay_each([first, replace(second, payload=None)])
+    assert [one.letter for one in told] == [first.id]
+    assert {work.rid for work in await hand.take(1)} == {told[0].rid}
 
 
 async def test_a_tenant_without_room_keeps_nobody_else_from_being_sent_again(

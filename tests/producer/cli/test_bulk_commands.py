@@ -170,7 +170,16 @@ def test_dead_letters_are_listed_shown_and_dropped(env: Mapping[str, str], raw: 
     refused = CliRunner().invoke(app, ["dead", "replay", "2-0"], env=dict(env))
     assert refused.exit_code == 2
     assert "STREAMFLEET_DEAD_LETTER_PAYLOAD" in refused.stderr
-    assert called("dead", "drop", "1-0", env=env) == "1\n"
+    # Of a misspelled queue there are no letters either: that must not read as if they were gone.
+    for rest in (["list"], ["show", "2-0"], ["drop", "--all"], ["replay", "--all"]):
+        misspelled = CliRunner().invoke(app, ["dead", *rest, "--queue", "smolm2"], env=dict(env))
+        assert (misspelled.exit_code, "queues there are: smollm2" in misspelled.stderr) == (5, True), rest
+    whole = CliRunner().invoke(app, ["dead", "replay", "--all"], env=dict(env))
+    assert (whole.exit_code, whole.stdout) == (0, "")
+    assert "passed over 3" in whole.stderr
+    dropped = CliRunner().invoke(app, ["dead", "drop", "1-0", "7-7"], env=dict(env))
+    assert (dropped.exit_code, dropped.stdout) == (0, "1\n")
+    assert "not to be found: 1" in dropped.stderr
     called("dead", "drop", env=env, status=2)
     called("dead", "show", "1-0", env=env, status=5)
     assert document("dead", "drop", "--all", "--json", env=env) == {"dropped": 2}

@@ -133,6 +133,18 @@ def test_a_request_s_life_by_its_id(call: Call) -> None:
     assert json.loads(call("cancel", rid, "--json").stdout) == {"id": rid, "state": "done"}
 
 
+@pytest.mark.parametrize("prefix", ["", "cmpl-", "chatcmpl-"])
+def test_a_request_s_id_as_a_gateway_shows_it(call: Call, prefix: str) -> None:
+    shown = f"{prefix}smollm2:{call('submit', 'ECHO 2').stdout.strip()}"
+
+    assert call("result", shown).stdout == "tok0 tok1\n"
+    assert json.loads(call("status", shown, "--json").stdout)["state"] == "done"
+    assert call("cancel", shown).stdout == "done\n"
+    assert call("explain", shown).stdout.startswith(
+        f"request   {shown.rpartition(':')[2]} of queue smollm2\n"
+    )
+
+
 def test_a_key_used_twice_is_one_request(call: Call) -> None:
     tickets = [
         json.loads(call("submit", "ECHO 1", "--idempotency-key", "order-17", "--json").stdout)
@@ -210,7 +222,13 @@ def test_several_queues_want_a_choice(redis_url: str) -> None:
         (("stream", "hello", "--regex", "a+", "--choice", "a"), 2, "give exactly one of json_schema, regex"),
         (("stream", "hello", "--json-schema", __file__), 2, "json_schema: a JSON document is wanted"),
         (("result", NOBODY), 5, "no such request"),
-        (("status", "what"), 5, "no such request"),
+        (("status", "what"), 2, "an id has 34 hex digits"),
+        (("status", f"cmpl-smollm2:{NOBODY}"), 5, "no such request"),
+        (
+            ("result", f"other:{NOBODY}", "--queue", "smollm2"),
+            2,
+            "is of queue 'other', but 'smollm2' was named",
+        ),
         (("cancel", NOBODY), 5, "no such request"),
         (("queues", "--redis-url", "http://here"), 4, "'http://here' is no Redis URL"),
         (("up", "--redis-url", "redis://here", "--port", "1"), 2, "--redis-url"),
@@ -346,11 +364,12 @@ def test_waiting_without_a_worker_is_said(redis_url: str) -> None:
         assert stream.end()[0] == 143
 
 
-def test_a_reader_that_leaves_ends_it_quietly(fleet_url: str) -> None:
+@pytest.mark.parametrize("command", [["stream", "ECHO 3"], ["queues"]], ids=["stream", "queues"])
+def test_a_reader_that_leaves_ends_it_quietly(fleet_url: str, command: list[str]) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     done = subprocess.run(
-        [*PROGRAM, "stream", "ECHO 3"],
+        [*PROGRAM, *command],
         stdout=writing,
         stderr=subprocess.PIPE,
         env=environment(STREAMFLEET_REDIS_URL=fleet_url),

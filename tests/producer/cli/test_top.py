@@ -327,6 +327,19 @@ def test_80_columns_have_all_of_the_main_figures() -> None:
     assert lines[1] == "1 queue  1 worker  7 waiting  3 running  2 dead  2.00 ended/s  500 tok/s"
 
 
+def test_80_columns_have_all_of_the_totals_of_a_fleet_in_trouble() -> None:
+    stats = WorkerStats(window_s=10.0, ended=1230, failed=20, generated_tokens=12_340, running=8)
+    queue = figures(queued=1204, running=96, ready=14, draining=2, dead_letters=12)
+    workers = [member(f"w{n}", stats=stats) for n in range(14)]
+    workers += [member(f"x{n}", state="draining", stats=stats) for n in range(2)]
+    few = figures(queued=8, running=16, ready=1, draining=1, dead_letters=1)
+    line = "1 queue 1 worker 1 draining 8 waiting 16 running 1 dead 246 ended/s 2468 tok/s"
+    assert texts(shown([few], [workers[0], workers[-1]]))[1] == line
+    line = "2 draining 1204 waiting 96 running 12 dead 1968 ended/s 19.7k tok/s"
+    assert texts(shown([queue], workers))[1] == line
+    assert texts(shown([queue], workers), 120)[1].startswith("1 queue  14 workers  2 draining  1204 waiting")
+
+
 def test_what_is_written_by_hand_steers_no_terminal() -> None:
     evil = "q\x1b]0;title\x07\nnext"
     view = shown([figures(evil)], [member("w\x1b[2J", stats=WorkerStats())])
@@ -380,6 +393,24 @@ def test_the_chosen_row_is_the_same_queue_after_a_new_order() -> None:
 def asked(view: View) -> str:
     """What is asked now; nothing if nothing is."""
     return "" if view.question is None else view.question.text
+
+
+def test_who_may_not_read_a_queue_is_told_so() -> None:
+    view = shown([figures()])
+    assert texts(view)[-1].startswith("q quit")
+    refused = Reading(AT_MS, (), (), unread=1, refusal="Redis refuses this user: check the ACL")
+    view.take(refused, [], [])
+    assert texts(view)[-1] == "queues not read: Redis refuses this user: check the ACL"
+
+
+def test_80_columns_say_what_is_a_yes_whatever_is_asked_about() -> None:
+    view = shown([figures(LONG)], [member("w" * 80, LONG)])
+    view.press("p")
+    assert texts(view)[-1].endswith("refuse new requests?  y yes")
+    for key in ("n", "tab", "D"):
+        view.press(key)
+    assert texts(view)[-1].endswith("let it finish and end?  y yes")
+    assert texts(view, 120)[-1].endswith("  y yes, any other key no")
 
 
 def test_nothing_is_changed_without_a_yes() -> None:

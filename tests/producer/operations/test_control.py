@@ -92,6 +92,11 @@ async def test_a_worker_that_is_not_there_is_refused(broker: OperatorBroker, raw
     # Somebody wrote the one by hand, for a worker long gone; the other may come back.
     marks = {field for field in raw.hkeys(f"{T}:control") if field.startswith(b"drain:")}
     assert marks == {b"drain:held-up"}
+    for number in range(2, 14):
+        await broker.announce(card(f"x{number:02}"))
+    with pytest.raises(RequestNotFound, match=r"w1, x02, .*x10 and 3 more$") as caught:
+        await control.drain(broker, "w3")
+    assert len(caught.value.known) == 13
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,9 @@ class Said:
         return core_schema.custom_error_schema(handler(source), "form", custom_error_message=self._wish)
 
 
+_RETRIES = (("Retry",), ("literal['never']",))
+
+
 def problems(error: ValidationError) -> list[str]:
     """Every fault that pydantic found, one line each, without the offending values (they may be private).
 
@@ -71,6 +74,8 @@ def problems(error: ValidationError) -> list[str]:
         loc = fault["loc"]
         if loc[:1] == ("request",):
             loc = loc[:1] + loc[2:]  # without its kind, which pydantic puts between
+        elif loc[:1] == ("retry",) and loc[1:2] in _RETRIES:
+            loc = loc[:1] + loc[2:]  # as well without which of its forms that is about
         place = ".".join(str(part) for part in loc)
         text = fault["msg"].removeprefix("Value error, ")
         if fault["type"] == "extra_forbidden":

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, Unpack, get_args, overload
@@ -19,9 +17,10 @@ from streamfleet_common.one_shot import CallRequest
 from streamfleet_common.records import Record
 from streamfleet_common.schemas import End, GenerateRequest, Request, State
 from streamfleet_common.settings import Durability
-from streamfleet_producer.answer import Answer, Answers, end_of, too_late
+from streamfleet_producer.answer import Answer, Answers, end_of
 from streamfleet_producer.catalogue import CARD_LIFE_S
 from streamfleet_producer.event_reader import MAX_BYTES, MAX_FRAMES, EventReader
+from streamfleet_producer.giving_up import Until, given_up_at
 from streamfleet_producer.handler_calls import HandlerCalls
 from streamfleet_producer.handler_values import plain_input
 from streamfleet_producer.hub import Hub
@@ -34,9 +33,6 @@ from streamfleet_producer.place import Place
 from streamfleet_producer.ticket import DEADLINE_S, Options, Status, Ticket
 from streamfleet_producer.token_counter import TokenCounter
 from streamfleet_producer.token_stream import PartStream, TokenStream
-
-LAST_LOOK_S = 1.0
-"""How long a caller's timeout leaves for asking the record once more."""
 
 
 class Client(OneShot, HandlerCalls):
@@ -236,13 +232,10 @@ class Client(OneShot, HandlerCalls):
             DeadlineExceeded: no answer before the timeout, or before the deadline and its grace.
             Cancelled, GenerationFailed, IncompleteGeneration: how it ended.
         """
-        if timeout is None:
-            return (await self._run(request, idempotency_key, options, math.inf))[1]
-        options.setdefault("deadline_s", timeout)
-        link = self._open_link()
-        late_at = link.now() + timeout
-        async with _until(link, late_at):
-            return (await self._run(request, idempotency_key, options, late_at))[1]
+        late_at = _late_at(self._open_link(), timeout)
+        if timeout is not None:
+            options.setdefault("deadline_s", timeout)
+        return (await self._run(request, idempotency_key, options, late_at))[1]
 
     async def run_with_id(
         self, request: Request, *, idempotency_key: str | None = None, **options: Unpack[Options]
@@ -255,19 +248,20 @@ class Client(OneShot, HandlerCalls):
     ) -> tuple[str, End]:
         # One task wakes once for a request: what becomes of its submission is told to the answer.
         link = self._open_link()
-        submission = await self._intake.prepare(
-            link.catalogue, request, stream=False, key=key, options=options, rids=link.rids
-        )
-        answer = Answer(link, submission.envelope.rid)
-        try:
-            if not link.hear(answer.rid, answer):
-                await link.listen([(answer.rid, answer)])
-            link.waiting.add(answer)
-            deadline_s = options.get("deadline_s", DEADLINE_S)
-            answer.submit(submission, keyed=key is not None, deadline_s=deadline_s, late_at=late_at)
-            return answer.rid, await answer.future
-        finally:
-            answer.leave()
+        async with Until(link, min(late_at, given_up_at(link, options))):
+            submission = await self._intake.prepare(
+                link.catalogue, request, stream=False, key=key, options=options, rids=link.rids
+            )
+            answer = Answer(link, submission.envelope.rid)
+            try:
+                if not link.hear(answer.rid, answer):
+                    await link.listen([(answer.rid, answer)])
+                link.waiting.add(answer)
+                deadline_s = options.get("deadline_s", DEADLINE_S)
+                answer.submit(submission, keyed=key is not None, deadline_s=deadline_s, late_at=late_at)
+                return answer.rid, await answer.future
+            finally:
+                answer.leave()
 
     @overload
     async def run_many(
@@ -311,7 +305,7 @@ class Client(OneShot, HandlerCalls):
         if timeout is not None:
             options.setdefault("deadline_s", timeout)
         many = Many(requests, idempotency_keys, excuse=return_exceptions)
-        async with _until(link, late_at):
+        async with Until(link, late_at):
             return await many.run(self._intake, link, options, late_at)
 
     # --- now, and later
@@ -353,7 +347,7 @@ class Client(OneShot, HandlerCalls):
         """
         link = self._open_link()
         late_at = _late_at(link, timeout)
-        async with _until(link, late_at):
+        async with Until(link, late_at):
             record = await self._record(link, id)
             async with Answers(link, [id]) as (answer,):
                 deadline_at = _deadline_at(link, record)
@@ -431,20 +425,6 @@ class Client(OneShot, HandlerCalls):
 
 def _late_at(link: Link, timeout: float | None) -> float:
     return math.inf if timeout is None else link.now() + timeout
-
-
-@asynccontextmanager
-async def _until(link: Link, late_at: float) -> AsyncIterator[None]:
-    """Bound what asks Redis, which may hang for longer than the caller wants to wait.
-
-    Raises:
-        DeadlineExceeded: there is no outcome yet `LAST_LOOK_S` after `late_at`, on the link's clock.
-    """
-    try:
-        async with asyncio.timeout(None if late_at == math.inf else late_at - link.now() + LAST_LOOK_S):
-            yield
-    except TimeoutError:
-        raise too_late() from None
 
 
 def _deadline_at(link: Link, record: Record) -> float:

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 
 from streamfleet_common.schemas import Request
 from streamfleet_producer.event_reader import MAX_BYTES, MAX_FRAMES, EventReader
+from streamfleet_producer.giving_up import Until, given_up_at
 from streamfleet_producer.intake import Intake
 from streamfleet_producer.link import Link
 from streamfleet_producer.ticket import DEADLINE_S, Options, Ticket
@@ -39,18 +40,22 @@ def opening(
     )
 
     async def submit() -> Ticket:
+        async with Until(link, given_up_at(link, options)):
+            return await submitted()
+
+    async def submitted() -> Ticket:
         submission = await intake.prepare(
             link.catalogue, request, stream=True, key=key, options=options, rids=link.rids
         )
         rid = submission.envelope.rid
         await reader.listen(rid)
         try:
-            submitted = await link.submit(submission)
+            outcome = await link.submit(submission)
         except BaseException:
             await reader.leave()
             raise
         deadline_s = options.get("deadline_s", DEADLINE_S)
-        reader.accepted(submitted, keyed=key is not None, deadline_s=deadline_s)
-        return Ticket.of(rid, submitted)
+        reader.accepted(outcome, keyed=key is not None, deadline_s=deadline_s)
+        return Ticket.of(rid, outcome)
 
     return reader, submit

@@ -28,6 +28,7 @@ from streamfleet_common.schemas import GenerateRequest
 from streamfleet_common.scripts import Script, ScriptName
 from streamfleet_common.settings import Durability
 from streamfleet_common.shares import Share
+from streamfleet_producer.bulk.batches import Batches
 from streamfleet_producer.bulk.settings import BulkSettings
 from streamfleet_producer.bulk.upkeep import Upkeep
 from streamfleet_producer.client import Client
@@ -215,6 +216,12 @@ async def test_bulk(guarded: Guarded, tmp_path: Path) -> None:
     )
     cancelled = await asyncio.to_thread(streamfleet, "bulk", "cancel", again.stdout.split()[0], env=env)
     assert cancelled.returncode == 0, cancelled.stderr
+    with Batches(guarded.url("bulk")) as jobs:
+        keyed = [
+            jobs.create(source, tmp_path / f"{name}.out", tmp_path / f"{name}.err", fleet_queue="q", key="k")
+            for name in "ab"
+        ]
+    assert keyed[0] == keyed[1]
     upkeep = Upkeep(BulkSettings(redis_url=guarded.url("bulk"), bulk_folder=str(tmp_path)))
     for job in (upkeep.sweep_queues, upkeep.remove_files, lambda: upkeep.trim_dead(1)):
         await asyncio.to_thread(job)

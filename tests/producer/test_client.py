@@ -30,8 +30,8 @@ from streamfleet_producer import (
     QueueFull,
     RequestNotFound,
     Status,
+    giving_up,
 )
-from streamfleet_producer import client as client_module
 from streamfleet_producer import link as link_module
 from streamfleet_producer.intake import keyed_rid
 
@@ -154,7 +154,7 @@ async def test_a_timeout_is_a_deadline_too(worker: HandWorker, fleet: Client) ->
 async def test_a_timeout_holds_when_redis_hangs(
     redis_url: str, worker: HandWorker, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
-    monkeypatch.setattr(client_module, "LAST_LOOK_S", 0.05)
+    monkeypatch.setattr(giving_up, "LAST_LOOK_S", 0.05)
     async with LossyProxy(redis_url) as proxy, Client(proxy.url, queue="q") as fleet:
         ticket = await fleet.submit(REQUEST)
         proxy.is_mute = True
@@ -166,10 +166,25 @@ async def test_a_timeout_holds_when_redis_hangs(
         proxy.cut()
 
 
+@pytest.mark.parametrize("streams", [False, True])
+async def test_a_deadline_holds_when_redis_hangs(
+    redis_url: str, worker: HandWorker, monkeypatch: pytest.MonkeyPatch, *, streams: bool
+) -> None:
+    monkeypatch.setattr(giving_up, "LAST_LOOK_S", 0.05)
+    async with LossyProxy(redis_url) as proxy, Client(proxy.url, queue="q", grace_s=0.05) as fleet:
+        await fleet.depth()
+        proxy.is_mute = True
+        stream = fleet.stream(REQUEST, deadline_s=0.05)
+        with pytest.raises(DeadlineExceeded):
+            await (stream.__aenter__() if streams else fleet.run(REQUEST, deadline_s=0.05))
+        proxy.is_mute = False
+        proxy.cut()
+
+
 async def test_an_answer_that_came_just_in_time_counts(
     worker: HandWorker, fleet: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client_module, "LAST_LOOK_S", 60.0)
+    monkeypatch.setattr(giving_up, "LAST_LOOK_S", 60.0)
     running = asyncio.create_task(fleet.run(REQUEST, timeout=0.5, deadline_s=60))
     [work] = await worker.take()
     [answer] = fleet._open_link().waiting

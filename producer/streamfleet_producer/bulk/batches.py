@@ -9,12 +9,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from rq.exceptions import DeserializationError, InvalidJobOperation, NoSuchJobError
+from rq.exceptions import DeserializationError, DuplicateJobError, InvalidJobOperation, NoSuchJobError
 from rq.job import Job, JobStatus, Retry
 from rq.utils import as_text
 from rq.worker import Worker
 
-from streamfleet_common.errors import InvalidRequest, QueueFull, RequestNotFound, StreamfleetError
+from streamfleet_common.errors import Conflict, InvalidRequest, QueueFull, RequestNotFound, StreamfleetError
 from streamfleet_producer.bulk.batch import ENDED, Batch, BatchStatus, Counts, Progress
 from streamfleet_producer.bulk.connection import Connection, connect, reaching
 from streamfleet_producer.bulk.dialects import DialectName
@@ -24,6 +24,7 @@ from streamfleet_producer.bulk.jobs import RUN, BulkJob, queue
 from streamfleet_producer.bulk.result_files import create as create_file
 from streamfleet_producer.bulk.settings import LEASE_S, RQ_QUEUE
 from streamfleet_producer.bulk.spec import RESULT_TTL_S, Spec
+from streamfleet_producer.intake import keyed_rid
 
 KEPT_S = 30 * 86_400
 """How long a job is known after its end."""
@@ -82,23 +83,28 @@ class Batches:
         files_kept_s: int = 0,
         endpoint: str = "",
         metadata: Mapping[str, str] | None = None,
+        key: str | None = None,
+        secret: bytes | None = None,
     ) -> Batch:
         """Hand a file in. `fleet_queue` answers it; `expires_in_s` is 0 for no end.
 
         Output and errors are made, empty. `window`, `result_ttl_s`, `files_kept_s`, `endpoint` and `metadata`
-        are explained at `Spec`.
+        are explained at `Spec`. `key` and `secret` are those of `created`: a job that was created under this
+        key is answered again, with the files that it writes.
 
         Raises:
             InvalidRequest: an argument, or the input as a whole: not there, empty, too many lines or bytes.
                 Or the output or the error file has something in it.
             QueueFull: too many jobs wait for an RQ worker.
+            Conflict: as `created`.
+            BrokerUnavailable: the job may have been created all the same. With a key the same call tells.
         """
         now = time.time()
         paths = [path.absolute() for path in (input_path, output_path, error_path)]
         if len({path.resolve() for path in paths}) != len(paths):
             raise InvalidRequest("input, output and errors must be three files")
         spec = Spec(
-            id=f"batch_{secrets.token_hex(16)}",
+            id=f"batch_{secrets.token_hex(16)}" if key is None else _keyed_id(key, tenant, secret),
             tenant=tenant,
             queue=fleet_queue,
             input_path=str(paths[0]),
@@ -114,6 +120,9 @@ class Batches:
             endpoint=endpoint,
             metadata=dict(metadata or {}),
         )
+        about: Any = {"tenant": tenant, "secret": secret, "endpoint": endpoint, "metadata": metadata}
+        if key is not None and (first := self.created(key, paths[0], **about)) is not None:
+            return first
         progress = Progress()
         progress.counts = Counts(InputFile(paths[0], max_lines=max_lines, max_bytes=max_bytes).count())
         progress.reach("validating", now)
@@ -132,18 +141,52 @@ class Batches:
             # First into the list: a job that runs and that nobody can find would be worse than the reverse.
             self._redis.zadd(_list_key(tenant), {spec.id: now})
             self._redis.zremrangebyscore(_list_key(tenant), 0, now - 2 * KEPT_S)
-            job = self._queue.enqueue_call(
-                RUN,
-                args=(spec.model_dump(mode="json"),),
-                timeout=-1,
-                result_ttl=KEPT_S,
-                failure_ttl=KEPT_S,
-                description=spec.id,
-                job_id=spec.id,
-                meta=progress.meta(),
-                retry=Retry(max=MAX_RUNS),
-            )
+            try:
+                job = self._queue.enqueue_call(
+                    RUN,
+                    args=(spec.model_dump(mode="json"),),
+                    timeout=-1,
+                    result_ttl=KEPT_S,
+                    failure_ttl=KEPT_S,
+                    description=spec.id,
+                    job_id=spec.id,
+                    meta=progress.meta(),
+                    retry=Retry(max=MAX_RUNS),
+                    # One script makes it and puts it into the queue: whoever dies has done both or neither.
+                    unique=key is not None,
+                )
+            except DuplicateJobError:  # by another call, or by this one, whose answer was lost
+                return self.created(key or "", paths[0], **about) or self.get(spec.id, tenant)
         return self._batch(job, spec, is_cancelled=False)
+
+    def created(
+        self,
+        key: str,
+        input_path: Path,
+        *,
+        tenant: str = "default",
+        secret: bytes | None = None,
+        endpoint: str = "",
+        metadata: Mapping[str, str] | None = None,
+    ) -> Batch | None:
+        """The job that was created under an idempotency key, as long as it is known; None if there is none.
+
+        Its id follows from the key and the tenant's `secret`, or the tenant's name if it has none.
+
+        Raises:
+            Conflict: that was with another input, endpoint or metadata.
+        """
+        try:
+            first = self.get(_keyed_id(key, tenant, secret), tenant)
+        except RequestNotFound:
+            return None
+        asked = (str(input_path.absolute()), endpoint, dict(metadata or {}))
+        if asked != (first.spec.input_path, first.spec.endpoint, first.spec.metadata):
+            raise Conflict(
+                "this idempotency key was used for another bulk job before: "
+                "use a new key, or name the same input, endpoint and metadata"
+            )
+        return first
 
     def get(self, id: str, tenant: str = "default") -> Batch:  # noqa: A002 (the word of the whole API)
         """Where a job stands.
@@ -273,6 +316,12 @@ class Batches:
 def cancel_key(id: str) -> str:  # noqa: A002
     """The key that tells whoever runs a job to end it."""
     return f"streamfleet:batch:{id}:cancel"
+
+
+def _keyed_id(key: str, tenant: str, secret: bytes | None) -> str:
+    # No request can have this key, so a job's id tells none of a request's.
+    rid = keyed_rid(tenant.encode() if secret is None else secret, f"batch\0{key}")
+    return f"batch_{rid[2:]}"
 
 
 def _list_key(tenant: str) -> str:

@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from streamfleet_common.errors import InvalidRequest, QueueFull, StreamfleetError, TooLong
+from streamfleet_common.errors import InvalidRequest, QueueFull, StreamfleetError
 from streamfleet_common.message import problems
 from streamfleet_common.schemas import End, Request
 from streamfleet_producer.bulk.dialects import Asked
@@ -24,7 +24,7 @@ from streamfleet_producer.gateway.openai_chat_request import chat
 from streamfleet_producer.gateway.openai_completion_request import completion
 from streamfleet_producer.gateway.openai_embedding import embed_request, embedded_texts, embeddings
 from streamfleet_producer.gateway.openai_schemas import ChatBody, CompletionBody, EmbeddingBody
-from streamfleet_producer.gateway.refusals import status_of
+from streamfleet_producer.gateway.refusals import code_of, status_of
 
 MOST_TEXTS = 64
 """Of one request: its vectors fit an answer, however long they are."""
@@ -75,7 +75,7 @@ class OpenAIDialect:
             "message": error.message,
             "type": _kind(error),
             "param": None,
-            "code": "context_length_exceeded" if isinstance(error, TooLong) else error.code,
+            "code": code_of(error),
         }
         return _line(
             custom_id, {"status_code": status_of(error), "request_id": "", "body": {"error": told}}, None

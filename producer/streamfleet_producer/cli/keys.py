@@ -66,7 +66,7 @@ def add(
     """Make a key for a tenant, who need not be there before. It is shown once, and kept nowhere."""
     key = new_key()
     today = dt.datetime.now(dt.UTC).date()
-    entry = KeyEntry(sha256=hash_of(key), name=name, created=today, expires=_day(expires))
+    entry = KeyEntry(sha256=hash_of(key), name=name, created=today, expires=_day(expires, today))
     with KeyFile.edited(keys_file) as tenants:
         known = tenants.get(tenant) or new_tenant()
         known = _limited(known, max_open_requests, max_open_tokens, tokens_per_day)
@@ -155,11 +155,16 @@ def _known(tenants: dict[str, TenantEntry], name: str) -> TenantEntry:
     return tenants[name]
 
 
-def _day(text: str | None) -> dt.date | None:
+def _day(text: str | None, today: dt.date) -> dt.date | None:
     try:
-        return None if text is None else dt.date.fromisoformat(text)
+        day = None if text is None else dt.date.fromisoformat(text)
     except ValueError:
         raise InvalidRequest("--expires: a day is wanted, as 2027-01-31") from None
+    if day is not None and day <= today:
+        raise InvalidRequest(
+            f"--expires: the key would not be valid for a moment: name a day after {today}, today's (UTC)"
+        )
+    return day
 
 
 for command in (add, limits, revoke, remove):

@@ -13,7 +13,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Route
 
-from streamfleet_common.errors import RequestNotFound
+from streamfleet_common.errors import StreamfleetError
 from streamfleet_producer.gateway import (
     batches,
     files,
@@ -26,8 +26,9 @@ from streamfleet_producer.gateway import (
     requests,
     tgi,
 )
-from streamfleet_producer.gateway.dialects import OPENAI, json_response
+from streamfleet_producer.gateway.dialects import OPENAI
 from streamfleet_producer.gateway.operation import Operation
+from streamfleet_producer.gateway.refusals import NoSuchMethod, NoSuchPath
 from streamfleet_producer.gateway.resource import Resource
 from streamfleet_producer.gateway.services import Services
 from streamfleet_producer.gateway.settings import GatewaySettings
@@ -85,9 +86,11 @@ def application(settings: GatewaySettings, spans: ServerSpans | None = None) -> 
 
 async def _nowhere(http: HttpRequest, error: Exception) -> Response:
     """No such path, or no such method there."""
-    status = error.status_code if isinstance(error, HTTPException) else 404
+    refusal: StreamfleetError = NoSuchPath("no such path: /docs shows what there is")
+    if isinstance(error, HTTPException) and error.status_code == 405:
+        refusal = NoSuchMethod("this path has no such method: /docs shows what there is")
+    response = OPENAI.response(refusal)
+    response.headers.update(getattr(error, "headers", None) or {})
     # Without the path, which may be anything.
-    log.debug("answered", method=http.method, route="", status=status)
-    what = "this path has no such method" if status == 405 else "no such path"
-    body = OPENAI.body(RequestNotFound(f"{what}: /docs shows what there is"))
-    return json_response(body, status, dict(getattr(error, "headers", None) or {}))
+    log.debug("answered", method=http.method, route="", status=response.status_code)
+    return response

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
-from streamfleet_common.errors import InvalidRequest, RequestNotFound
+from streamfleet_common.errors import BrokerUnavailable, InvalidRequest, RequestNotFound
 from streamfleet_common.message import Text
 from streamfleet_producer.bulk.batch import Batch
 from streamfleet_producer.gateway.call import Call
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from streamfleet_producer.bulk.batches import Batches  # which needs an extra
 
 WINDOW_S = 24 * 3600
+HELD_S = WINDOW_S + 3600
+"""So long the input of a batch is kept at least, which ends a little after its window."""
 MAX_LIST = 100
 _FIRST_LINE_BYTES = 1024 * 1024
 _KINDS = {"/v1/chat/completions": "generate", "/v1/completions": "generate", "/v1/embeddings": "embed"}
@@ -85,8 +88,16 @@ class _Files:
 
 
 async def create_batch(call: Call[BatchBody]) -> Response:
-    """Hand a file of requests in. Raises RequestNotFound, InvalidRequest, ModelNotFound and QueueFull."""
+    """Hand a file of requests in. With an idempotency key of before the batch of then is answered again.
+
+    Raises:
+        RequestNotFound, InvalidRequest, ModelNotFound, QueueFull: it cannot be answered, or not now.
+        Conflict: the key was used for another batch.
+    """
     store, desk, body = store_of(call), _desk(call), call.body
+    first = await on_thread(_first, desk, store, call)
+    if first is not None:
+        return json_response(_shown(first))
     source = await on_thread(store.get, call.tenant.name, body.input_file_id)
     if source[0].purpose != "batch":
         raise InvalidRequest("input_file_id: a file that was uploaded for a batch is wanted")
@@ -94,13 +105,17 @@ async def create_batch(call: Call[BatchBody]) -> Response:
     if url != body.endpoint:
         raise InvalidRequest(f"endpoint: the first line of the file goes to {url}, not to {body.endpoint}")
     served = await call.served(model, _KINDS[body.endpoint])
+    await on_thread(store.hold, call.tenant.name, source[0].id, HELD_S)
     files = await on_thread(_reserve, store, call.tenant.name, source)
     try:
         batch = await on_thread(_create, desk, call, served.queue, files)
+    except (BrokerUnavailable, asyncio.CancelledError):
+        raise  # it may have been created, and writes them then; else they expire
     except BaseException:
-        for file, _ in (files.output, files.errors):
-            await on_thread(_forget, store, call.tenant.name, file.id)
+        await on_thread(_forget, store, call.tenant.name, files)
         raise
+    if batch.spec.output_path != str(files.output[1]):  # created at the same time under the same key
+        await on_thread(_forget, store, call.tenant.name, files)
     return json_response(_shown(batch))
 
 
@@ -178,27 +193,41 @@ def _reserve(store: FileStore, tenant: str, source: tuple[StoredFile, Path]) -> 
     )
 
 
-def _forget(store: FileStore, tenant: str, id: str) -> None:  # noqa: A002
-    try:
-        store.delete(tenant, id)
-    except RequestNotFound:
-        return  # not even begun: it goes with the leftovers
+def _forget(store: FileStore, tenant: str, files: _Files) -> None:
+    for file, _ in (files.output, files.errors):
+        with contextlib.suppress(RequestNotFound):  # not even begun: it goes with the leftovers
+            store.delete(tenant, file.id)
+
+
+def _first(desk: Batches, store: FileStore, call: Call[BatchBody]) -> Batch | None:
+    key = call.idempotency_key
+    if key is None:
+        return None
+    return desk.created(key, store.path(call.tenant.name, call.body.input_file_id), **_about(call))
+
+
+def _about(call: Call[BatchBody]) -> dict[str, Any]:
+    tenant, body = call.tenant, call.body
+    return {
+        "tenant": tenant.name,
+        "secret": tenant.secret,
+        "endpoint": body.endpoint,
+        "metadata": body.metadata,
+    }
 
 
 def _create(desk: Batches, call: Call[BatchBody], queue: str, files: _Files) -> Batch:
-    metadata: Mapping[str, str] = call.body.metadata or {}
     return desk.create(
         files.source[1],
         files.output[1],
         files.errors[1],
         fleet_queue=queue,
-        tenant=call.tenant.name,
+        key=call.idempotency_key,
         dialect="openai",
         max_bytes=call.services.settings.max_file_bytes,
         expires_in_s=WINDOW_S,
         files_kept_s=int(call.services.settings.file_ttl_s),
-        endpoint=call.body.endpoint,
-        metadata=metadata,
+        **_about(call),
     )
 
 

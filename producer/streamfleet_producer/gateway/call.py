@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncGenerator, Coroutine
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Generic, TypeVar, cast, get_args
@@ -11,7 +12,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.types import Receive
 
 from streamfleet_common.errors import InvalidRequest, ModelNotFound
-from streamfleet_common.schemas import Lane
+from streamfleet_common.schemas import MAX_DEADLINE_MS, Lane
 from streamfleet_common.trace_context import TraceContext
 from streamfleet_producer.client import Client
 from streamfleet_producer.gateway.dialects import Dialect
@@ -27,6 +28,7 @@ _B = TypeVar("_B")
 _T = TypeVar("_T")
 
 MAX_KEY_CHARS = 256
+LEAST_TIMEOUT_S = 0.001
 ANY_MODEL = "tgi"
 """What TGI's clients call the model of a chat, whatever it is."""
 
@@ -71,7 +73,8 @@ class Call(Generic[_B]):
         """
         key = self.http.headers.get("idempotency-key")
         if key is not None and not 0 < len(key) <= MAX_KEY_CHARS:
-            raise InvalidRequest(f"Idempotency-Key: 1 to {MAX_KEY_CHARS} characters are wanted")
+            fault = f"Idempotency-Key: 1 to {MAX_KEY_CHARS} characters are wanted"
+            raise InvalidRequest(fault, problems=[fault])
         return key
 
     @property
@@ -85,14 +88,12 @@ class Call(Generic[_B]):
         options: Options = {"deadline_s": self.services.settings.request_timeout_s}
         timeout = headers.get("x-request-timeout")
         if timeout is not None:
-            try:
-                options["deadline_s"] = float(timeout)
-            except ValueError:
-                raise InvalidRequest("X-Request-Timeout: a number of seconds is wanted") from None
+            options["deadline_s"] = _timeout_s(timeout)
         lane = headers.get("x-lane")
         if lane is not None:
             if lane not in get_args(Lane):
-                raise InvalidRequest(f"X-Lane: one of {', '.join(get_args(Lane))} is wanted")
+                fault = f"X-Lane: one of {', '.join(get_args(Lane))} is wanted"
+                raise InvalidRequest(fault, problems=[fault])
             options["lane"] = cast("Lane", lane)
         # Where spans are made, the client takes the one of this request by itself.
         if self.passage.span is None:
@@ -185,3 +186,14 @@ class Call(Generic[_B]):
         except BaseException:
             await stream.aclose()
             raise
+
+
+def _timeout_s(said: str) -> float:
+    try:
+        seconds = float(said)
+    except ValueError:
+        seconds = math.nan
+    if not LEAST_TIMEOUT_S <= seconds <= MAX_DEADLINE_MS / 1000:
+        fault = f"X-Request-Timeout: {LEAST_TIMEOUT_S:g} to {MAX_DEADLINE_MS // 1000} seconds are wanted"
+        raise InvalidRequest(fault, problems=[fault])
+    return seconds

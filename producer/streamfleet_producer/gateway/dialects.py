@@ -7,8 +7,8 @@ from typing import Any, Protocol
 
 from starlette.responses import Response
 
-from streamfleet_common.errors import InvalidRequest, ModelNotFound, QueueFull, StreamfleetError, TooLong
-from streamfleet_producer.gateway.refusals import Unauthorized, message_of, retry_after_s, status_of
+from streamfleet_common.errors import InvalidRequest, ModelNotFound, QueueFull, StreamfleetError
+from streamfleet_producer.gateway.refusals import Unauthorized, code_of, message_of, retry_after_s, status_of
 
 
 class Dialect(Protocol):
@@ -59,7 +59,7 @@ class OpenAIDialect:
                 "message": message_of(error),
                 "type": _type(error),
                 "param": _param(error),
-                "code": "context_length_exceeded" if isinstance(error, TooLong) else error.code,
+                "code": code_of(error),
                 "details": error.details,
             }
         }

@@ -16,6 +16,8 @@ LIFE_S = 3.0
 """How long what was read is believed."""
 STALE_S = 60.0
 """How long it is believed while Redis is away."""
+SLOW_S = 1.0
+"""So long a reading is waited for by whoever could do with what was read before."""
 MOST_QUEUES = 1024
 
 
@@ -43,6 +45,7 @@ class Directory:
         self._cards: dict[str, tuple[Card, ...]] = {}
         self._brokers: dict[str, Broker] = {}
         self._reading: asyncio.Task[None] | None = None
+        self._reading_since = -math.inf
         self._now = asyncio.get_running_loop().time
 
     async def find(self, name: str | None, kind: str, default: str | None = None) -> Served:
@@ -95,14 +98,23 @@ class Directory:
         return not self._only or queue in self._only
 
     async def refresh(self) -> None:
-        """Read it all anew; whoever asks while that is under way shares it."""
+        """Read it all anew; whoever asks while that is under way shares it.
+
+        While Redis is away, or hangs, what was read before is left as it is.
+
+        Raises:
+            BrokerUnavailable: nothing was, or too long ago.
+        """
         reading = self._read_on()
+        now = self._now()
+        left_s = None if now - self._read_at > STALE_S else max(0.0, self._reading_since + SLOW_S - now)
+        await asyncio.wait([reading], timeout=left_s)
+        if not reading.done():
+            return
+        if reading.cancelled():
+            raise BrokerUnavailable("the gateway was closed", reason="closed")
         try:
-            await asyncio.shield(reading)
-        except asyncio.CancelledError:
-            if reading.cancelled():
-                raise BrokerUnavailable("the gateway was closed", reason="closed") from None
-            raise
+            reading.result()
         except BrokerUnavailable:
             if self._now() - self._read_at > STALE_S:
                 raise
@@ -153,6 +165,7 @@ class Directory:
     def _read_on(self) -> asyncio.Task[None]:
         if self._reading is None:
             self._reading = asyncio.create_task(self._read(), name="directory")
+            self._reading_since = self._now()
             self._reading.add_done_callback(_forget)
         return self._reading
 

@@ -74,14 +74,14 @@ class FileStore:
         except OSError as error:
             raise InvalidRequest(f"files_dir {folder} cannot be made: {error.strerror}") from None
 
-    def add(self, tenant: str, source: IO[bytes], filename: str) -> StoredFile:
-        """Keep an uploaded file, for batches.
+    def add(self, tenant: str, source: IO[bytes], filename: str, *, ttl_s: float | None = None) -> StoredFile:
+        """Keep an uploaded file, for batches: for `ttl_s` seconds, but no longer than any.
 
         Raises:
             BodyTooLarge: it is over the bound of one file, or does not fit beside the others.
         """
         room = self._max_files_bytes - self.total_bytes()
-        file = self._new("batch", filename)
+        file = self._new("batch", filename, self.ttl_s if ttl_s is None else min(ttl_s, self.ttl_s))
         path = self._path(tenant, file.id)
         path.parent.mkdir(mode=0o700, exist_ok=True)
         try:
@@ -109,7 +109,7 @@ class FileStore:
 
     def reserve(self, tenant: str, filename: str) -> tuple[StoredFile, Path]:
         """A file that a batch will write: what it is, and where. It is not there yet."""
-        file = self._new("batch_output", filename)
+        file = self._new("batch_output", filename, self.ttl_s)
         path = self._path(tenant, file.id)
         path.parent.mkdir(mode=0o700, exist_ok=True)
         self._describe(tenant, file)
@@ -121,12 +121,21 @@ class FileStore:
         Raises:
             RequestNotFound: the tenant has no such file, or it has expired.
         """
-        if _ID.fullmatch(id):
-            path = self._path(tenant, id)
-            file = self._read(path.with_name(path.name + SUFFIX))
-            if file is not None and path.exists() and file.expires_at > self._clock():
-                return file, path
-        raise RequestNotFound("no such file: it was never uploaded, was deleted, or has expired")
+        path = self.path(tenant, id)
+        file = self._read(path.with_name(path.name + SUFFIX))
+        if file is None or not path.exists() or file.expires_at <= self._clock():
+            raise _not_found()
+        return file, path
+
+    def path(self, tenant: str, id: str) -> Path:  # noqa: A002
+        """Where the content of a file lies, or has lain.
+
+        Raises:
+            RequestNotFound: no file can have this id.
+        """
+        if not _ID.fullmatch(id):
+            raise _not_found()
+        return self._path(tenant, id)
 
     def list(self, tenant: str) -> list[tuple[StoredFile, Path]]:
         """All files of a tenant, the newest first."""
@@ -142,6 +151,13 @@ class FileStore:
         """Remove a file. Raises as `get`."""
         _, path = self.get(tenant, id)
         self._remove(path)
+
+    def hold(self, tenant: str, id: str, for_s: float) -> None:  # noqa: A002
+        """Keep a file for so many seconds from now on at least, since a batch reads it. Raises as `get`."""
+        file, _ = self.get(tenant, id)
+        until = int(self._clock() + for_s)
+        if file.expires_at < until:
+            self._describe(tenant, file.changed({"expires_at": until}))
 
     def total_bytes(self) -> int:
         """Of the contents of all files."""
@@ -173,14 +189,14 @@ class FileStore:
 
     # --- parts
 
-    def _new(self, purpose: Purpose, filename: str) -> StoredFile:
+    def _new(self, purpose: Purpose, filename: str, ttl_s: float) -> StoredFile:
         now = self._clock()
         return StoredFile(
             id=f"file-{secrets.token_hex(16)}",
             filename=filename[:MAX_NAME_CHARS].encode("utf-8", "replace").decode(),
             purpose=purpose,
             created_at=int(now),
-            expires_at=int(now + self.ttl_s),
+            expires_at=int(now + ttl_s),
         )
 
     def _path(self, tenant: str, id: str) -> Path:  # noqa: A002
@@ -212,3 +228,7 @@ class FileStore:
                 yield from (
                     entry for entry in os.scandir(tenant.path) if entry.is_file(follow_symlinks=False)
                 )
+
+
+def _not_found() -> RequestNotFound:
+    return RequestNotFound("no such file: it was never uploaded, was deleted, or has expired")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -25,6 +26,9 @@ from streamfleet_producer.gateway.refusals import BodyTooLarge
 MAX_LIST = 10_000
 COUNT = re.compile(r"\d{1,9}")
 """What `limit` may be: of more digits than some thousands Python makes no number."""
+EXPIRY_S = range(3600, 30 * 86_400 + 1)
+"""What a form may say of how long to keep its file, as OpenAI has it; seconds."""
+_EXPIRY = ("expires_after[anchor]", "expires_after[seconds]")
 _OVERHEAD = 64 * 1024
 """What a form has around its file; bytes."""
 
@@ -99,7 +103,7 @@ async def create_file(call: Call[None]) -> Response:
     except (KeyError, ValueError):
         raise InvalidRequest("the form cannot be read: it has no valid boundary") from None
     try:
-        if unknown := sorted(form.keys() - {"file", "purpose"}):
+        if unknown := sorted(form.keys() - {"file", "purpose", *_EXPIRY}):
             faults = [f"{name[:64]}: unknown field; it would have had no effect" for name in unknown]
             raise InvalidRequest(f"the form is not valid: {'; '.join(faults)}", problems=faults)
         upload, purpose = form.get("file"), form.get("purpose")
@@ -107,8 +111,10 @@ async def create_file(call: Call[None]) -> Response:
             raise InvalidRequest("file: a file is wanted")
         if purpose != "batch":
             raise InvalidRequest('purpose: "batch" is wanted; files serve nothing else here')
+        ttl_s = _ttl_s(*map(form.get, _EXPIRY))
         upload.file.seek(0)
-        file = await on_thread(store.add, call.tenant.name, upload.file, upload.filename or "file")
+        keep = partial(store.add, call.tenant.name, upload.file, upload.filename or "file", ttl_s=ttl_s)
+        file = await on_thread(keep)
     finally:
         await form.close()
     return json_response(_shown(file, upload.size or 0))
@@ -165,6 +171,20 @@ async def delete_file(call: Call[None]) -> Response:
     return json_response({"id": id_, "object": "file", "deleted": True})
 
 
+def _ttl_s(anchor: object, seconds: object) -> int | None:
+    """How long a form says that its file is to be kept; None if it does not."""
+    if anchor is None and seconds is None:
+        return None
+    faults = []
+    if anchor != "created_at":
+        faults.append(f'{_EXPIRY[0]}: "created_at" is wanted')
+    if not isinstance(seconds, str) or not COUNT.fullmatch(seconds) or int(seconds) not in EXPIRY_S:
+        faults.append(f"{_EXPIRY[1]}: {EXPIRY_S[0]} to {EXPIRY_S[-1]} are wanted")
+    if faults:
+        raise InvalidRequest(f"the form is not valid: {'; '.join(faults)}", problems=faults)
+    return int(str(seconds))
+
+
 class _Counted:
     """A body that ends in an error beyond `limit` bytes."""
 
@@ -212,6 +232,12 @@ _FORM = {
             "properties": {
                 "file": {"type": "string", "format": "binary"},
                 "purpose": {"enum": ["batch"]},
+                "expires_after[anchor]": {"enum": ["created_at"]},
+                "expires_after[seconds]": {
+                    "type": "integer",
+                    "minimum": EXPIRY_S[0],
+                    "maximum": EXPIRY_S[-1],
+                },
             },
         }
     }

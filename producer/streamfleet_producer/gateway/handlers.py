@@ -86,6 +86,7 @@ OPERATIONS = (
         "Call a handler, whose input is the body; with `Accept: text/event-stream` its parts come as events.",
         "handlers",
         body=HandlerInput,
+        timed=True,
         answer_type="application/json",
         streams=True,
         dialect=EVENTS,

@@ -131,6 +131,7 @@ OPERATIONS = (
         "Put documents in the order in which they answer a query.",
         "one-shot",
         body=RerankRequest,
+        timed=True,
         answer=RerankAnswer,
     ),
     Operation(
@@ -140,6 +141,7 @@ OPERATIONS = (
         "Give labels to texts.",
         "one-shot",
         body=ClassifyRequest,
+        timed=True,
         answer=ClassifyAnswer,
     ),
     Operation(
@@ -149,6 +151,7 @@ OPERATIONS = (
         "Answer questions about a state by the likeliest of their options.",
         "one-shot",
         body=DecideRequest,
+        timed=True,
         answer=DecideAnswer,
     ),
 )

@@ -16,6 +16,7 @@ from streamfleet_producer.gateway.directory import Served
 from streamfleet_producer.gateway.openai_answers import chat_answer
 from streamfleet_producer.gateway.openai_chat_request import ChatWish, chat
 from streamfleet_producer.gateway.openai_chunks import Chunks
+from streamfleet_producer.gateway.openai_faults import chat_names
 from streamfleet_producer.gateway.openai_key import key_to_use
 from streamfleet_producer.gateway.openai_logprobs import Names, unnamed
 from streamfleet_producer.gateway.openai_names import model_name, names_of, revision
@@ -78,6 +79,8 @@ OPERATIONS = (
         "Continue a chat, as OpenAI's chat completions.",
         "openai",
         body=ChatBody,
+        names=chat_names,
+        timed=True,
         answer_type="application/json",
         streams=True,
     ),

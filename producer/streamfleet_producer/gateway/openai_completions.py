@@ -15,6 +15,7 @@ from streamfleet_producer.gateway.directory import Served
 from streamfleet_producer.gateway.openai_answers import completion_answer
 from streamfleet_producer.gateway.openai_chunks import Chunks
 from streamfleet_producer.gateway.openai_completion_request import CompletionWish, completion
+from streamfleet_producer.gateway.openai_faults import completion_names
 from streamfleet_producer.gateway.openai_key import key_to_use
 from streamfleet_producer.gateway.openai_logprobs import Names, unnamed
 from streamfleet_producer.gateway.openai_names import model_name, names_of, revision
@@ -84,6 +85,8 @@ OPERATIONS = (
         "Continue text, as OpenAI's completions.",
         "openai",
         body=CompletionBody,
+        names=completion_names,
+        timed=True,
         answer_type="application/json",
         streams=True,
     ),

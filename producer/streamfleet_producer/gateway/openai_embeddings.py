@@ -15,6 +15,7 @@ from streamfleet_producer.client import Client
 from streamfleet_producer.gateway.call import Call
 from streamfleet_producer.gateway.dialects import json_bytes
 from streamfleet_producer.gateway.openai_embedding import embed_request, embedded_texts, embeddings
+from streamfleet_producer.gateway.openai_faults import embedding_names
 from streamfleet_producer.gateway.openai_names import model_name
 from streamfleet_producer.gateway.openai_schemas import EmbeddingBody
 from streamfleet_producer.gateway.operation import Operation
@@ -91,6 +92,8 @@ OPERATIONS = (
         "Turn texts into vectors, as OpenAI's embeddings.",
         "openai",
         body=EmbeddingBody,
+        names=embedding_names,
+        timed=True,
         answer_type="application/json",
     ),
 )

@@ -76,8 +76,29 @@ def guide(body: GenerationBody, response_format: ResponseFormat | None = None) -
     Raises:
         InvalidRequest: several do, or it is not valid.
     """
-    if body.model_fields_set.isdisjoint(_FORMS):
+    given = _forms(body, response_format)
+    if not given:
         return None
+    if len(given) > 1:
+        raise invalid(f"{given[1][0]}: the answer has a form already, by {given[0][0]}: give one of them")
+    ((name, wish),) = given
+    try:
+        return Guide(**wish)
+    except InvalidRequest as error:
+        raise invalid(*(f"{name}: {_told(problem)}" for problem in error.problems)) from None
+
+
+def form_name(body: GenerationBody, response_format: ResponseFormat | None = None) -> str:
+    """The field that says which form the answer must have; "" if none does."""
+    given = _forms(body, response_format)
+    name = given[0][0] if given else ""
+    return "response_format.json_schema.schema" if name == "response_format" else name
+
+
+def _forms(body: GenerationBody, response_format: ResponseFormat | None) -> list[tuple[str, dict[str, Any]]]:
+    """The fields that say a form, each as one of a `Guide`."""
+    if body.model_fields_set.isdisjoint(_FORMS):
+        return []
     form = body.structured_outputs
     wishes: list[tuple[str, dict[str, Any]]] = [
         ("guided_json", {"json_schema": body.guided_json}),
@@ -89,16 +110,7 @@ def guide(body: GenerationBody, response_format: ResponseFormat | None = None) -
     ]
     if response_format is not None:
         wishes.append(("response_format", {"json_schema": _schema(response_format)}))
-    given = [(name, wish) for name, wish in wishes if None not in wish.values()]
-    if not given:
-        return None
-    if len(given) > 1:
-        raise invalid(f"{given[1][0]}: the answer has a form already, by {given[0][0]}: give one of them")
-    ((name, wish),) = given
-    try:
-        return Guide(**wish)
-    except InvalidRequest as error:
-        raise invalid(*(f"{name}: {_told(problem)}" for problem in error.problems)) from None
+    return [(name, wish) for name, wish in wishes if None not in wish.values()]
 
 
 def _schema(wanted: ResponseFormat) -> dict[str, Any] | None:

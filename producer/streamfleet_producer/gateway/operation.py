@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from streamfleet_common.errors import InvalidRequest, StreamfleetError
 from streamfleet_common.message import problems
+from streamfleet_producer.answer import too_late
 from streamfleet_producer.gateway.call import Call, ClientGone
 from streamfleet_producer.gateway.dialects import OPENAI, Dialect
 from streamfleet_producer.gateway.failures import failure_of
@@ -30,6 +31,8 @@ from streamfleet_producer.gateway.refusals import (
     Unauthorized,
 )
 from streamfleet_producer.gateway.services import Services
+from streamfleet_producer.gateway.their_names import InTheirNames, Rename, renamed
+from streamfleet_producer.giving_up import LAST_LOOK_S
 
 Endpoint = Callable[[Call[Any]], Awaitable[ASGIApp | Response]]
 
@@ -78,6 +81,10 @@ class Operation:
     streams: bool = False
     """It may answer with server-sent events."""
     dialect: Dialect = field(default=OPENAI)
+    names: Callable[[Any], Rename] | None = None
+    """How the body calls what the fleet finds wrong with its request, if not as the fleet does."""
+    timed: bool = False
+    """It is given up when the request is that it asks the fleet; of a stream that goes for its opening."""
     public: bool = False
     """It needs no key."""
     hidden: bool = False
@@ -147,17 +154,39 @@ class Application:
         body: Any = None
         if operation.body is not None:
             body = _parsed(operation.body, await _read(http, receive, settings.max_body_bytes))
-        return await operation.endpoint(
-            Call(
-                services,
-                http,
-                receive,
-                tenant=tenant,
-                dialect=operation.dialect,
-                body=body,
-                passage=passage,
-            )
+        dialect = operation.dialect
+        rename = None if operation.names is None else operation.names(body)
+        if rename is not None:
+            dialect = InTheirNames(dialect, rename)
+        call: Call[Any] = Call(
+            services,
+            http,
+            receive,
+            tenant=tenant,
+            dialect=dialect,
+            body=body,
+            passage=passage,
         )
+        try:
+            return await (_in_time(operation.endpoint, call) if operation.timed else operation.endpoint(call))
+        except StreamfleetError as error:
+            raise (error if rename is None else renamed(error, rename)) from None
+
+
+async def _in_time(endpoint: Endpoint, call: Call[Any]) -> ASGIApp | Response:
+    """What the endpoint gives before the request's deadline.
+
+    Raises:
+        DeadlineExceeded: nothing. The fleet says so as a rule, and this while Redis hangs.
+    """
+    clock = asyncio.timeout(call.options["deadline_s"] + LAST_LOOK_S)
+    try:
+        async with clock:
+            return await endpoint(call)
+    except TimeoutError:
+        if not clock.expired():
+            raise
+        raise too_late() from None
 
 
 def _tenant(services: Services, http: HttpRequest) -> Tenant:

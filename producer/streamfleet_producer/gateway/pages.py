@@ -11,11 +11,11 @@ from importlib.resources import files
 
 from starlette.responses import Response
 
-from streamfleet_common.errors import RequestNotFound
 from streamfleet_producer.gateway.call import Call
 from streamfleet_producer.gateway.description import described
 from streamfleet_producer.gateway.dialects import json_response
 from streamfleet_producer.gateway.operation import Operation
+from streamfleet_producer.gateway.refusals import NoSuchPath
 
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
 _HEADERS = {
@@ -50,10 +50,10 @@ async def docs_page(_call: Call[None]) -> Response:
 
 
 async def page_part(call: Call[None]) -> Response:
-    """What the pages load. Raises RequestNotFound."""
+    """What the pages load. Raises NoSuchPath."""
     name = call.http.path_params["name"]
     if name not in _NAMES:
-        raise RequestNotFound("no such page")
+        raise NoSuchPath("no such page: /docs shows what there is")
     return _answer(name)
 
 

@@ -17,6 +17,7 @@ from streamfleet_common.errors import (
     QueueFull,
     RequestNotFound,
     StreamfleetError,
+    TooLong,
 )
 
 
@@ -30,6 +31,18 @@ class ForeignSite(StreamfleetError):
     """A browser sent it for a page of another site."""
 
     code = "foreign_site"
+
+
+class NoSuchPath(StreamfleetError):
+    """Nothing of the interface is there."""
+
+    code = "no_such_path"
+
+
+class NoSuchMethod(StreamfleetError):
+    """What is there has no such method."""
+
+    code = "no_such_method"
 
 
 class NoWorker(StreamfleetError):
@@ -71,6 +84,8 @@ class HeaderTooLarge(InvalidRequest):
 _STATUSES: tuple[tuple[type[StreamfleetError], int], ...] = (
     (Unauthorized, 401),
     (ForeignSite, 403),
+    (NoSuchPath, 404),
+    (NoSuchMethod, 405),
     (NoWorker, 503),
     (Ending, 503),
     (Overloaded, 429),
@@ -96,6 +111,13 @@ def status_of(error: StreamfleetError) -> int:
     if error.details.get("bytes") is not None and isinstance(error, InvalidRequest):
         return 413  # encoded, it is over what a worker takes
     return next((status for kind, status in _STATUSES if isinstance(error, kind)), 500)
+
+
+def code_of(error: StreamfleetError) -> str:
+    """The code of an error in OpenAI's form; one of what is too large, whoever has found it so."""
+    if isinstance(error, TooLong):
+        return "context_length_exceeded"
+    return BodyTooLarge.code if status_of(error) == 413 else error.code
 
 
 def message_of(error: StreamfleetError) -> str:

@@ -29,6 +29,7 @@ from streamfleet_producer.gateway.requests_schemas import (
     RequestState,
     SubmitBody,
     Submitted,
+    request_names,
 )
 from streamfleet_producer.intake import not_found
 
@@ -189,6 +190,7 @@ OPERATIONS = (
         "Hand in a request of any kind, and come back for it later.",
         "requests",
         body=SubmitBody,
+        names=request_names,
         answer=Submitted,
         status=202,
         parameters=(

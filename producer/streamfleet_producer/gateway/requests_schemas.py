@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from streamfleet_common.message import Name, QueueName
 from streamfleet_common.schemas import End, Lane, Request, Retry, State
+from streamfleet_producer.gateway.their_names import Rename, head_of
 from streamfleet_producer.ticket import Options, Status, Ticket
 
 
@@ -39,6 +40,16 @@ class SubmitBody(BaseModel):
         names: Any = ("lane", "deadline_s", "result_ttl_s", "on_restart", "retry")
         ours = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         return {**said, **ours}
+
+
+def request_names(body: SubmitBody) -> Rename:
+    """The names of the fields of the request in it."""
+    fields = type(body.request).model_fields.keys() - SubmitBody.model_fields.keys()
+
+    def rename(problem: str) -> str:
+        return f"request.{problem}" if head_of(problem) in fields else problem
+
+    return rename
 
 
 class Submitted(BaseModel):

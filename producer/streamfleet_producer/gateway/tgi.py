@@ -12,7 +12,6 @@ from importlib.metadata import version
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from streamfleet_common.broker import Broker
 from streamfleet_common.cards import Card
 from streamfleet_common.errors import InvalidRequest, ModelNotFound, StreamfleetError
 from streamfleet_common.schemas import Delta, End, GenerateRequest
@@ -20,13 +19,14 @@ from streamfleet_producer.gateway.call import Call
 from streamfleet_producer.gateway.dialects import json_bytes, json_response
 from streamfleet_producer.gateway.directory import Served
 from streamfleet_producer.gateway.event_stream import OPENED
+from streamfleet_producer.gateway.health import reach
 from streamfleet_producer.gateway.openai_key import key_to_use
 from streamfleet_producer.gateway.openai_reading import events_of
 from streamfleet_producer.gateway.operation import Operation
 from streamfleet_producer.gateway.refusals import NoWorker
 from streamfleet_producer.gateway.tgi_answer import Gathered, TokenWriter, generated
 from streamfleet_producer.gateway.tgi_errors import TGI
-from streamfleet_producer.gateway.tgi_request import parameters_of, request_of
+from streamfleet_producer.gateway.tgi_request import parameters_of, request_of, tgi_names
 from streamfleet_producer.gateway.tgi_schemas import (
     MAX_BEST_OF,
     MAX_STOP_SEQUENCES,
@@ -76,7 +76,7 @@ async def info(call: Call[None]) -> Response:
 async def health(call: Call[None]) -> Response:
     """Whether a request could be answered now."""
     try:
-        await Broker(call.services.hub.connections, call.services.settings.queue).ping()
+        await reach(call)
         is_well = bool((await _served(call)).cards)
     except StreamfleetError:
         is_well = False
@@ -239,7 +239,7 @@ _ERRORS = {
     "500": "The answer broke off.",
 }
 _operation = partial(Operation, tag="tgi", dialect=TGI, errors=_ERRORS, error_schema="TgiError")
-_generation = partial(_operation, "POST", body=TgiGenerateBody)
+_generation = partial(_operation, "POST", body=TgiGenerateBody, timed=True, names=tgi_names)
 
 OPERATIONS = (
     _generation("/generate", generate, "Continue a text.", answer=TgiGenerated),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from streamfleet_common.errors import InvalidRequest, Unsupported
@@ -13,13 +14,39 @@ from streamfleet_producer.gateway.tgi_schemas import (
     TgiParameters,
     TgiRegexGrammar,
 )
+from streamfleet_producer.gateway.their_names import Rename, head_of
 
 NOTHING_SAID = TgiParameters()
+_THEIRS = {
+    "prompt": "inputs",
+    "max_tokens": "parameters.max_new_tokens",
+    "n": "parameters.best_of",
+    "truncate": "parameters.truncate",
+    "stop": "parameters.stop",
+    "top_logprobs": "parameters.top_n_tokens",
+    "sampling": "parameters",
+    "guide": "parameters.grammar.value",
+}
+"""How the fields of ours are called there."""
+_FORM = re.compile(r"^guide\.(?:json_schema|regex)(?=[^\w.])")
 
 
 def parameters_of(body: TgiGenerateBody) -> TgiParameters:
     """What it says of how to generate."""
     return NOTHING_SAID if body.parameters is None else body.parameters
+
+
+def tgi_names(body: TgiGenerateBody) -> Rename:
+    """The names that it has for what the fleet finds wrong."""
+    has_schema = isinstance(parameters_of(body).grammar, TgiJsonSchemaGrammar)
+    form = "parameters.grammar.value.schema" if has_schema else "parameters.grammar.value"
+
+    def rename(problem: str) -> str:
+        problem = _FORM.sub(form, problem)
+        name = head_of(problem)
+        return _THEIRS[name] + problem.removeprefix(name) if name in _THEIRS else problem
+
+    return rename
 
 
 def is_drawn(parameters: TgiParameters) -> bool:

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import hashlib
+import hmac
+import threading
 import zlib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
 
-from streamfleet_common.errors import BrokerUnavailable, InvalidRequest, QueueFull, RequestNotFound
+from streamfleet_common.errors import (
+    BrokerUnavailable,
+    Conflict,
+    InvalidRequest,
+    QueueFull,
+    RequestNotFound,
+)
 from streamfleet_producer.bulk import batches as module
 from streamfleet_producer.bulk.batch import Batch, Counts
 from streamfleet_producer.bulk.batches import Batches
-from streamfleet_producer.bulk.jobs import RUN, queue
+from streamfleet_producer.bulk.jobs import RUN, BulkQueue, queue
 from streamfleet_producer.bulk.settings import RQ_QUEUE
 
 LINE = '{"custom_id": "a", "request": {"prompt": "p"}}\n'
@@ -174,6 +184,71 @@ def test_a_job_that_was_written_by_others_is_unknown(jobs: Batches, redis_url: s
     for digit in "134":
         with pytest.raises(RequestNotFound):
             jobs.get("batch_" + digit * 32)
+
+
+def test_a_key_makes_one_job(jobs: Batches, tmp_path: Path, raw: Any) -> None:
+    about: dict[str, Any] = {"key": "k", "secret": b"s", "endpoint": "/e", "metadata": {"a": "b"}}
+    source = tmp_path / "in0.jsonl"
+    first = create(jobs, tmp_path, **about)
+    by_hand = hmac.new(b"s", b"batch\0k", hashlib.sha256).hexdigest()
+    assert first.id == f"batch_{by_hand[:32]}"
+    outputs = (tmp_path / "other-out", tmp_path / "other-err")
+    assert jobs.create(source, *outputs, fleet_queue="q", **about) == first
+    assert not outputs[0].exists()
+    source.unlink()  # which is no matter any more
+    assert jobs.created(input_path=source, **about) == first
+    assert raw.lrange(f"rq:queue:{RQ_QUEUE}", 0, -1) == [first.id.encode()]
+
+    others: tuple[dict[str, Any], ...] = ({"endpoint": "/f"}, {"metadata": None})
+    for other in others:
+        with pytest.raises(Conflict):
+            create(jobs, tmp_path, **(about | other))
+    with pytest.raises(Conflict):
+        create(jobs, tmp_path, 1, **about)
+    assert create(jobs, tmp_path, 2, **(about | {"secret": b"t"})).id != first.id
+    assert create(jobs, tmp_path, 3, **(about | {"key": "l"})).id != first.id
+
+
+def test_a_key_whose_creator_died_makes_its_job_later(
+    jobs: Batches, tmp_path: Path, raw: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def dies(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(BulkQueue, "enqueue_call", dies)
+        with pytest.raises(KeyboardInterrupt):
+            create(jobs, tmp_path, key="k")
+    assert jobs.created("k", tmp_path / "in0.jsonl") is None
+    made = create(jobs, tmp_path, key="k")
+    assert jobs.list() == [made]
+    assert raw.lrange(f"rq:queue:{RQ_QUEUE}", 0, -1) == [made.id.encode()]
+
+
+def test_of_calls_with_one_key_at_once_one_makes_the_job(
+    jobs: Batches, tmp_path: Path, raw: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tmp_path / "in"
+    source.write_text(LINE)
+    # All have found nothing when the first one is put into the queue.
+    everybody = threading.Barrier(4)
+    enqueue = BulkQueue.enqueue_call
+
+    def together(*args: Any, **options: Any) -> Any:
+        everybody.wait(60)
+        return enqueue(*args, **options)
+
+    monkeypatch.setattr(BulkQueue, "enqueue_call", together)
+
+    def call(number: int) -> Batch:
+        return jobs.create(
+            source, tmp_path / f"out{number}", tmp_path / f"err{number}", fleet_queue="q", key="k"
+        )
+
+    with ThreadPoolExecutor(4) as threads:
+        made = list(threads.map(call, range(4)))
+    assert made == [made[0]] * 4
+    assert raw.lrange(f"rq:queue:{RQ_QUEUE}", 0, -1) == [made[0].id.encode()]
 
 
 def test_no_url_stands_in_a_job(jobs: Batches, tmp_path: Path, raw: Any) -> None:

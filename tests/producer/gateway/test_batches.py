@@ -11,6 +11,8 @@ from typing import Any
 import httpx
 import openai
 import pytest
+import redis
+from openai.types import Batch, FileObject
 
 from command import environment, streamfleet
 from gated_engine import GatedEngine
@@ -74,10 +76,28 @@ async def test_a_file_comes_back_as_it_was(client: openai.AsyncOpenAI) -> None:
         await client.files.delete(made.id)
     with pytest.raises(openai.BadRequestError, match="purpose"):
         await client.files.create(file=("x", b"x"), purpose="assistants")
-    with pytest.raises(openai.BadRequestError, match=r"expires_after\[seconds\]: unknown field"):
-        await client.files.create(
-            file=("x", b"x"), purpose="batch", expires_after={"anchor": "created_at", "seconds": 3600}
+
+
+async def test_a_file_expires_when_it_is_told_to_but_not_under_a_batch(client: openai.AsyncOpenAI) -> None:
+    async def create(seconds: int) -> FileObject:
+        return await client.files.create(
+            file=("in.jsonl", lines("ECHO 2")),
+            purpose="batch",
+            expires_after={"anchor": "created_at", "seconds": seconds},
         )
+
+    made = await create(3600)
+    assert made.expires_at == made.created_at + 3600
+    batch = await client.batches.create(
+        input_file_id=made.id, endpoint="/v1/completions", completion_window="24h"
+    )
+    assert batch.expires_at is not None
+    held = await client.files.retrieve(made.id)
+    assert held.expires_at is not None
+    assert held.expires_at > batch.expires_at
+    for seconds in (3599, 2_592_001):
+        with pytest.raises(openai.BadRequestError, match=r"expires_after\[seconds\]: 3600 to 2592000"):
+            await create(seconds)
 
 
 async def test_what_is_no_upload_is_refused(gateway: Gateway) -> None:
@@ -89,6 +109,9 @@ async def test_what_is_no_upload_is_refused(gateway: Gateway) -> None:
             {"content": b"torn", "headers": {"content-type": "multipart/form-data; boundary=x"}},
             {"data": {"purpose": "batch"}, "files": {"other": b"x"}},
             {"data": {"purpose": "batch", "file": "text"}},
+            {"data": {"purpose": "batch", "expires": "3600"}, "files": {"file": b"x"}},
+            {"data": {"purpose": "batch", "expires_after[seconds]": "3600"}, "files": {"file": b"x"}},
+            {"data": {"purpose": "batch", "expires_after[anchor]": "created_at"}, "files": {"file": b"x"}},
         ):
             answer = await client.post("/v1/files", **body)
             assert answer.status_code == 400, (body, answer.text)
@@ -142,6 +165,36 @@ async def test_a_batch_that_nobody_took_is_cancelled_at_once(client: openai.Asyn
         input_file_id=source.id, endpoint="/v1/completions", completion_window="24h"
     )
     assert (await client.batches.cancel(made.id)).status == "cancelled"
+
+
+async def test_a_batch_that_is_asked_for_twice_under_a_key_is_one(
+    redis_url: str, client: openai.AsyncOpenAI
+) -> None:
+    source = await client.files.create(file=("in.jsonl", lines("ECHO 2")), purpose="batch")
+    other = await client.files.create(file=("other.jsonl", lines("ECHO 2")), purpose="batch")
+
+    async def create(key: str, file: str = source.id, **about: str) -> Batch:
+        return await client.batches.create(
+            input_file_id=file,
+            endpoint="/v1/completions",
+            completion_window="24h",
+            metadata=about,
+            extra_headers={"Idempotency-Key": key},
+        )
+
+    first = await create("k", order="17")
+    names = {file.id async for file in client.files.list()}
+    assert await create("k", order="17") == first
+    assert (await create("l", order="17")).id != first.id
+    with pytest.raises(openai.ConflictError):
+        await create("k", other.id, order="17")
+    with pytest.raises(openai.ConflictError):
+        await create("k", order="18")
+    await client.files.delete(source.id)
+    assert await create("k", order="17") == first
+    assert len({file.id async for file in client.files.list()} - names) == 2  # what "l" writes
+    with redis.Redis.from_url(redis_url) as raw:
+        assert raw.llen("rq:queue:streamfleet-bulk") == 2
 
 
 async def test_what_is_no_batch_is_refused_and_leaves_no_files(

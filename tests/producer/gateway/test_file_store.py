@@ -46,6 +46,21 @@ def test_what_is_uploaded_is_there(store: FileStore) -> None:
     assert everything(store) == []
 
 
+def test_a_file_is_kept_as_long_as_it_says_and_no_longer_than_any(store: FileStore, clock: Clock) -> None:
+    short = store.add("acme", io.BytesIO(b"x"), "x", ttl_s=20)
+    long = store.add("acme", io.BytesIO(b"x"), "x", ttl_s=100)
+    assert (short.expires_at, long.expires_at) == (1_000_020, 1_000_060)
+    store.hold("acme", short.id, 30)
+    store.hold("acme", long.id, 30)
+    assert [store.get("acme", file.id)[0].expires_at for file in (short, long)] == [1_000_030, 1_000_060]
+    clock.now += 29
+    assert store.remove_expired() == 0
+    clock.now += 1
+    assert store.remove_expired() == 1
+    with pytest.raises(RequestNotFound):
+        store.hold("acme", short.id, 30)
+
+
 def test_a_tenant_sees_its_own_files_alone(store: FileStore) -> None:
     mine = store.add("acme", io.BytesIO(b"x"), "x")
     for tenant in ("other", ".", "..", "acme_"):

@@ -114,7 +114,8 @@ async def test_a_key_is_free_again_once_its_call_was_given_up(
 async def test_what_is_wrong_is_told_before_a_stream_begins(
     hand: HandWorker, http: httpx.AsyncClient
 ) -> None:
-    await hand.announce(model="spell", tasks=("call",), handler=HandlerCard(input_schema=SCHEMA))
+    card = HandlerCard(input_schema=SCHEMA)
+    await hand.announce(model="spell", tasks=("call",), handler=card, max_request_bytes=3000)
     for headers in ({}, EVENTS):
         for content, status, code in (
             (b'{"text": 7}', 400, "invalid_request"),
@@ -130,6 +131,8 @@ async def test_what_is_wrong_is_told_before_a_stream_begins(
         ):
             got = await http.post("/v1/handlers/spell", content=content, headers=headers)
             assert (got.status_code, got.json()["error"]["code"]) == (status, code), (content[:30], got.text)
+        got = await http.post("/v1/handlers/spell", json={"text": "x" * 3000}, headers=headers)
+        assert (got.status_code, got.json()["error"]["code"]) == (413, "too_large")
         got = await http.post("/v1/handlers/nobody", json=1, headers=headers)
         assert (got.status_code, got.json()["error"]["code"]) == (404, "model_not_found")
 

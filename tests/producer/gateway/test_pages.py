@@ -134,4 +134,7 @@ async def test_pages_load_nothing_from_elsewhere(gateway: Gateway) -> None:
         for nothing in ("/static/x.js", "/static/..%2fapp.py", "/nowhere"):
             answer = await client.get(nothing)
             assert answer.status_code == 404
-            assert answer.json()["error"]["code"] == "request_not_found"
+            assert answer.json()["error"]["code"] == "no_such_path"
+        answer = await client.post("/v1/models")
+        assert (answer.status_code, answer.headers["allow"]) == (405, "GET, HEAD")
+        assert answer.json()["error"]["code"] == "no_such_method"

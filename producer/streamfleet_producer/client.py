@@ -246,22 +246,30 @@ class Client(OneShot, HandlerCalls):
     async def _run(
         self, request: Request, key: str | None, options: Options, late_at: float
     ) -> tuple[str, End]:
-        # One task wakes once for a request: what becomes of its submission is told to the answer.
         link = self._open_link()
-        async with Until(link, min(late_at, given_up_at(link, options))):
-            submission = await self._intake.prepare(
-                link.catalogue, request, stream=False, key=key, options=options, rids=link.rids
-            )
-            answer = Answer(link, submission.envelope.rid)
-            try:
-                if not link.hear(answer.rid, answer):
-                    await link.listen([(answer.rid, answer)])
-                link.waiting.add(answer)
-                deadline_s = options.get("deadline_s", DEADLINE_S)
-                answer.submit(submission, keyed=key is not None, deadline_s=deadline_s, late_at=late_at)
-                return answer.rid, await answer.future
-            finally:
-                answer.leave()
+        given_up = min(late_at, given_up_at(link, options))
+        if given_up == math.inf:
+            return await self._run_on(link, request, key, options, late_at)  # a timer for each is not free
+        async with Until(link, given_up):
+            return await self._run_on(link, request, key, options, late_at)
+
+    async def _run_on(
+        self, link: Link, request: Request, key: str | None, options: Options, late_at: float
+    ) -> tuple[str, End]:
+        # One task wakes once for a request: what becomes of its submission is told to the answer.
+        submission = await self._intake.prepare(
+            link.catalogue, request, stream=False, key=key, options=options, rids=link.rids
+        )
+        answer = Answer(link, submission.envelope.rid)
+        try:
+            if not link.hear(answer.rid, answer):
+                await link.listen([(answer.rid, answer)])
+            link.waiting.add(answer)
+            deadline_s = options.get("deadline_s", DEADLINE_S)
+            answer.submit(submission, keyed=key is not None, deadline_s=deadline_s, late_at=late_at)
+            return answer.rid, await answer.future
+        finally:
+            answer.leave()
 
     @overload
     async def run_many(

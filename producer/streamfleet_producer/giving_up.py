@@ -8,16 +8,21 @@ from types import TracebackType
 
 from streamfleet_producer.answer import too_late
 from streamfleet_producer.link import Link
-from streamfleet_producer.ticket import DEADLINE_S, Options
+from streamfleet_producer.ticket import Options
 
 LAST_LOOK_S = 1.0
 """How long the time to give up leaves for asking the record once more."""
 
 
 def given_up_at(link: Link, options: Options) -> float:
-    """When a request that is submitted now is given up, on the link's clock: its deadline and the grace."""
+    """When a request that is submitted now is given up, on the link's clock: its deadline and the grace.
+
+    Never, where no deadline is said: that Redis is away is told long before it.
+    """
+    if "deadline_s" not in options:
+        return math.inf
     try:
-        deadline_s = float(options.get("deadline_s", DEADLINE_S))
+        deadline_s = float(options["deadline_s"])
     except (TypeError, ValueError, OverflowError):
         return math.inf  # no deadline has such a value, and that is told before anything is waited for
     return link.now() + deadline_s + link.patience.grace_s if 0 < deadline_s < math.inf else math.inf

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable
 
 from streamfleet_common.schemas import Request
@@ -40,7 +41,10 @@ def opening(
     )
 
     async def submit() -> Ticket:
-        async with Until(link, given_up_at(link, options)):
+        given_up = given_up_at(link, options)
+        if given_up == math.inf:
+            return await submitted()
+        async with Until(link, given_up):
             return await submitted()
 
     async def submitted() -> Ticket:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 from typer.testing import CliRunner, Result
 
 from command import LIMIT_S, PROGRAM, environment, running, streamfleet
@@ -206,6 +207,17 @@ def test_several_queues_want_a_choice(redis_url: str) -> None:
 
     assert done.exit_code == 2
     assert done.stderr == "error: there are several queues: choose one with --queue (one, two)\n"
+
+
+@pytest.mark.parametrize("command", [("stream", "hello"), ("dead", "list")])
+def test_of_very_many_queues_some_are_named(redis_url: str, command: tuple[str, ...]) -> None:
+    with redis.Redis.from_url(redis_url) as raw:
+        raw.hset("streamfleet:queues", mapping={f"queue{number:04}": "1" for number in range(1203)})
+    done = CliRunner().invoke(app, [*command, "--redis-url", redis_url])
+
+    assert done.exit_code == 2
+    assert "queue0009 and 1,193 more)" in done.stderr
+    assert "queue0010" not in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from typer.testing import CliRunner, Result
 from command import LIMIT_S, PROGRAM, environment, running, streamfleet
 from hand_worker import HandWorker
 from streamfleet_common.schemas import Envelope, GenerateRequest, Guide, Sampling
+from streamfleet_producer import cli
 from streamfleet_producer.cli.app import app
 from streamfleet_producer.cli.workers import COMMAND
 from streamfleet_producer.client import Client
@@ -425,6 +426,16 @@ def test_without_the_extra_it_says_what_to_install(missing: str) -> None:
         f"error: the streamfleet command needs the Python package '{missing}': "
         "pip install 'streamfleet[cli]'\n"
     )
+
+
+def test_ctrl_c_before_there_is_a_command_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def importing() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "_run", importing)
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    assert caught.value.code == 130
 
 
 def test_the_command_imports_neither_a_worker_nor_torch() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 from broker_parts import submission
 from common import (
     test_admission,
+    test_bills,
     test_cancel,
     test_emit,
     test_expiry,
@@ -965,6 +966,102 @@ TENANTS: list[Mutant] = [
         test_sweep.test_who_is_lazy_takes_all_the_same_what_one_call_cannot,
     ),
 ]
+BILLS: list[Mutant] = [
+    Mutant(
+        "what was cancelled is never charged",
+        "cancel",
+        "sign = '|+'",
+        "",
+        test_bills.test_what_it_took_is_charged_once,
+        {"way": "cancelled", "teller": "a bill"},
+    ),
+    Mutant(
+        "what was swept away is never charged",
+        "sweep",
+        "(letter == 'C' or letter == 'X') and",
+        "letter == 'C' and",
+        test_bills.test_what_it_took_is_charged_once,
+        {"way": "expired", "teller": "a bill"},
+    ),
+    Mutant(
+        "a finish that comes too late charges nothing",
+        "finish",
+        "done[rid] = bill(",
+        "done[rid] = letter ~= 'B' and record or bill(",
+        test_bills.test_what_it_took_is_charged_once,
+        {"way": "cancelled", "teller": "a finish"},
+    ),
+    Mutant(
+        "a bill counts as often as it is told",
+        "finish",
+        "call('SET', T .. ':r:' .. rid, state .. rest, 'KEEPTTL')",
+        "",
+        test_bills.test_what_it_took_is_charged_once,
+        {"way": "cancelled", "teller": "a bill"},
+    ),
+    Mutant(
+        "a bill counts twice in a batch",
+        "finish",
+        "done[rid] = bill(",
+        "bill(",
+        test_bills.test_what_it_took_is_charged_once,
+        {"way": "cancelled", "teller": "a bill"},
+    ),
+    Mutant(
+        "a bill makes a result live for ever",
+        "finish",
+        ", 'KEEPTTL'",
+        "",
+        test_bills.test_its_record_waits_for_the_bill_however_short_its_life,
+    ),
+    Mutant(
+        "a result is gone before its bill",
+        "cancel",
+        "ttl = BILL_MS",
+        "ttl = ttl",
+        test_bills.test_its_record_waits_for_the_bill_however_short_its_life,
+    ),
+    Mutant(
+        "a bill is waited for where nobody ran it",
+        "cancel",
+        "and sub(record, 1, 1) == 'R' and not spent[rid]",
+        "",
+        test_bills.test_a_record_with_nothing_to_wait_for_lives_as_long_as_it_was_asked_to,
+        {"is_begun": False},
+    ),
+    Mutant(
+        "a bill of any attempt counts",
+        "finish",
+        "tonumber(epoch) - 1 ~= tonumber(match(fence, '^|(%d+)|'))",
+        "false",
+        test_bills.test_an_attempt_that_was_over_before_is_not_charged,
+    ),
+    Mutant(
+        "a worker is charged for its own end once more",
+        "finish",
+        "and not spent[rid]",
+        "",
+        test_bills.test_an_end_of_the_worker_s_own_is_charged_by_that_alone,
+        {"state": "expired"},
+    ),
+    Mutant(
+        "a bill ends what runs",
+        "finish",
+        "if done[rid] then record = done[rid] end",
+        "if done[rid] then record = done[rid] end\n"
+        "  if letter == 'B' and record and sub(record, 1, 1) == 'R' then letter = 'F' end",
+        test_bills.test_a_bill_ends_nothing,
+        {"state": "running"},
+    ),
+    Mutant(
+        "a ledger that begins with a bill has no life",
+        "finish",
+        "redis.pcall('PEXPIRE', ledger, USAGE_MS) -- its first",
+        "-- its first",
+        test_bills.test_a_bill_of_the_next_day_gives_its_ledger_a_life,
+    ),
+]
+
 MOVE: list[Mutant] = [
     Mutant(
         "a move takes what a worker was given",
@@ -1074,7 +1171,7 @@ MOVE: list[Mutant] = [
         test_move.test_a_sweep_knows_when_what_was_moved_was_accepted,
     ),
 ]
-MUTANTS: list[Mutant] = [*SUBMIT, *START, *RUN, *GIVE_UP, *SWEEP, *TENANTS, *MOVE]
+MUTANTS: list[Mutant] = [*SUBMIT, *START, *RUN, *GIVE_UP, *SWEEP, *TENANTS, *BILLS, *MOVE]
 
 EQUIVALENT: list[Mutant] = [
     # Whenever the epoch rises but by a start, the work gets another entry and so another place; and a start

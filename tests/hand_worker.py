@@ -15,6 +15,7 @@ from stopping import stopped
 from streamfleet_common import codec
 from streamfleet_common.broker import Broker
 from streamfleet_common.cards import Card, Limits
+from streamfleet_common.connection_kinds import Plain
 from streamfleet_common.connections import Connections
 from streamfleet_common.deliveries import Delivery, Emission, Entry, Finish
 from streamfleet_common.errors import StreamfleetError
@@ -61,7 +62,7 @@ class HandWorker:
         self.name = name
         self._connections = Connections.open(url)
         self.broker = Broker(self._connections, queue)
-        self.redis: redis.asyncio.Redis = redis.asyncio.Redis.from_url(url)
+        self.redis: redis.asyncio.Redis = redis.asyncio.Redis.from_url(url, connection_class=Plain)
         self.start = Start(worker=name, model="m")
 
     async def __aenter__(self) -> Self:

@@ -17,6 +17,7 @@ import redis.asyncio
 from gated_engine import GatedEngine
 from gateway_process import Gateway
 from hired import Hired
+from streamfleet_common.connection_kinds import Plain
 from streamfleet_producer import Client
 
 Moment = Literal[
@@ -200,7 +201,7 @@ async def leave_nothing(url: str, count: int, *, seed: int = 1) -> tuple[Count, 
         async with (
             Gateway(url) as gateway,
             Client(url, queue="q") as client,
-            redis.asyncio.Redis.from_url(url) as asked,
+            redis.asyncio.Redis.from_url(url, connection_class=Plain) as asked,
         ):
             # What is made once, such as connections and ids ahead of need, is there before it is counted.
             for connections in (gateway.services.hub.connections, hired.connections):

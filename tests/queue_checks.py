@@ -192,6 +192,7 @@ class Checked(RuleBasedStateMachine):
                 assert record.end is not None
                 assert record.end.id == f"{request.epoch}-1"
                 assert life > 0
+                assert data.split(b"|")[1].startswith(b"+") == (request.unbilled is not None)
             # Only what its workers died of, while it ran alone, may ever be called dead.
             assert request.state != "P" or request.solo >= 2
 

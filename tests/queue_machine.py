@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
@@ -13,10 +13,10 @@ from broker_parts import START, STREAMS, card, name_of, submission
 from queue_checks import BODY, EPOCH_MS, LIMIT, OWNERS, TENANTS, UNIT_MS, Checked, T
 from queue_model import COMPANY, LEASE_MS
 from queue_parts import Item, Request
-from streamfleet_common.deliveries import Delivery, Emission, Entry, Finish
+from streamfleet_common.deliveries import Bill, Delivery, Emission, Entry, Finish
 from streamfleet_common.keys import Stream
 from streamfleet_common.records import LETTERS as STATE_LETTERS
-from streamfleet_common.schemas import LANES, Choice, End, Lane, Retry, Usage
+from streamfleet_common.schemas import LANES, Choice, End, EndState, Lane, Retry, Usage
 from streamfleet_common.shares import EVERYBODY, Share
 from streamfleet_common.submissions import Submission
 
@@ -25,7 +25,7 @@ AT = st.integers(0, 30)
 CHANGE = st.sampled_from(["", "", "", "", "", "owner", "epoch", "older", "entry"])
 LOOKS = st.sampled_from([STREAMS, STREAMS[:6], STREAMS[:3], ("solo", *STREAMS[:6])])
 """What a worker may look into; `STREAMS` ends with "solo"."""
-HOW = st.sampled_from(["done", "failed", "retry", "retry", 0, 150_000, 5_000_000])
+HOW = st.sampled_from(["done", "failed", "expired", "retry", "retry", 0, 150_000, 5_000_000])
 """How a request ends: a number is another try after so many ms."""
 SHARES = st.dictionaries(
     st.sampled_from([*TENANTS, EVERYBODY]),
@@ -303,19 +303,42 @@ class Fleet(Checked):
                 choice = Choice(text=str(self.ends), token_ids=(1,), finish_reason="eos")
                 spent = (100 + self.ends, 1)
                 usage = Usage(prompt_tokens=spent[0], completion_tokens=spent[1])
-                end = End(state="done" if kind == "done" else "failed", choices=(choice,), usage=usage)
+                state: EndState = "failed" if kind == "retry" else cast(EndState, kind)
+                end = End(state=state, choices=(choice,), usage=usage)
                 finishes.append(Finish(delivery, end, retry=kind == "retry", retry_after_ms=pause_ms))
                 ours = request.is_run_by(delivery.owner, delivery.epoch, item)
                 if ours and kind == "retry":
                     self.queue.retry(request, pause_ms, spent)
                 elif ours:
                     self.queue.end(request, STATE_LETTERS[end.state], spent)
+                else:
+                    self.queue.bill(request, delivery.epoch, spent)
                 expected.append(ours)
                 repeated.append(ours and not request.is_open)
         assert self.run(self.broker.finish(finishes)) == expected
         if is_repeated:
             assert self.run(self.broker.finish(finishes)) == repeated
         self.learn()
+
+    @rule(
+        many=st.lists(st.tuples(AT, CHANGE), min_size=1, max_size=3),
+        is_cancelled=st.booleans(),
+        times=st.integers(1, 2),
+    )
+    def bill(self, many: list[tuple[int, str]], is_cancelled: bool, times: int) -> None:
+        """Workers tell what they had computed of requests; those that they still own go on."""
+        bills = []
+        for at, change in many:
+            for delivery, request, _ in self.claims([(at, change)]):
+                if is_cancelled:
+                    self.queue.cancel(request, request.tenant)
+                    self.run(self.broker.cancel([request.rid], request.tenant))
+                self.ends += 1
+                spent = (100 + self.ends, 1)
+                self.queue.bill(request, delivery.epoch, spent)
+                bills.append(Bill(request.rid, delivery.fence, *spent))
+        for _ in range(times):
+            assert self.run(self.broker.finish([], bills)) == []
 
     @rule(many=st.lists(st.tuples(AT, CHANGE, st.booleans()), min_size=1, max_size=3))
     def release(self, many: list[tuple[int, str, bool]]) -> None:

@@ -92,20 +92,28 @@ class Queue:
         if item is not None and item in self.items[item.stream]:
             self.items[item.stream].remove(item)
 
-    def end(self, request: Request, letter: str, spent: tuple[int, int] = (0, 0)) -> None:
+    def end(self, request: Request, letter: str, spent: tuple[int, int] | None = None) -> None:
         """`spent` are the tokens of prompt and answer, where somebody knows them."""
         self._drop(request.item)
-        known = {
-            "requests": 1,
-            "failed": letter in "FP",
-            "prompt_tokens": spent[0],
-            "completion_tokens": spent[1],
-        }
-        for name, number in known.items():
-            self.usage[self.day(), request.tenant, name] += int(number)
+        self.usage[self.day(), request.tenant, "requests"] += 1
+        self.usage[self.day(), request.tenant, "failed"] += letter in "FP"
+        if spent is not None:
+            self._book(request, spent)
+        elif letter in "CX" and request.state == "R":
+            request.unbilled = request.epoch
         request.state, request.owner, request.item = letter, "", None
         request.epoch += 1
         request.events.append(f"{request.epoch}-1")
+
+    def bill(self, request: Request, epoch: int, spent: tuple[int, int]) -> None:
+        """A worker tells what it had computed in an epoch of a request that it no longer owns."""
+        if request.unbilled == epoch:
+            self._book(request, spent)
+            request.unbilled = None
+
+    def _book(self, request: Request, spent: tuple[int, int]) -> None:
+        for kind, number in zip(("prompt", "completion"), spent, strict=True):
+            self.usage[self.day(), request.tenant, f"{kind}_tokens"] += number
 
     def _put(self, request: Request) -> None:
         stream = "solo" if request.crashes >= COMPANY else f"{request.lane}:again"
@@ -122,7 +130,7 @@ class Queue:
         limit: int = 0,
         pauses: bool,
         pause_ms: int | None = None,
-        spent: tuple[int, int] = (0, 0),
+        spent: tuple[int, int] | None = None,
     ) -> str:
         """Back into the queue, after a pause if it `pauses`; gives the letter of its state then.
 
@@ -290,7 +298,9 @@ class Queue:
         else:
             self.let_go(request.item)
 
-    def retry(self, request: Request, pause_ms: int | None = None, spent: tuple[int, int] = (0, 0)) -> str:
+    def retry(
+        self, request: Request, pause_ms: int | None = None, spent: tuple[int, int] | None = None
+    ) -> str:
         assert request.item is not None
         if not request.item.is_there:
             self.end(request, "F", spent)

@@ -41,6 +41,8 @@ class Request:
     due_ms: int = 0
     events: list[str] = field(default_factory=list)
     """The ids of everything that was to be published."""
+    unbilled: int | None = None
+    """The epoch in which it ran when somebody else ended it, until what that took is in the ledger."""
     lane: str = ""
     """The one it waits in, or comes back to."""
 

@@ -143,7 +143,13 @@ def _either(kinds: list[type[Message]]) -> Callable[[Any], dict[str, Any]]:
 def _pack(fields: dict[str, Any]) -> bytes:
     try:
         packed: bytes = msgpack.packb(fields)
-    except (TypeError, ValueError, OverflowError) as error:
+    except OverflowError:
+        raise InvalidRequest("message cannot be encoded: an integer has more than 64 bits") from None
+    except UnicodeEncodeError:
+        raise InvalidRequest(
+            "message cannot be encoded: a text holds a lone surrogate, which is not valid Unicode"
+        ) from None
+    except (TypeError, ValueError) as error:
         raise InvalidRequest(f"message cannot be encoded ({type(error).__name__}: {error})") from None
     return packed
 

@@ -1,4 +1,4 @@
-"""The connections that clients are made of: the library's own, which can be cancelled at any moment."""
+"""The connections that clients are made of: the library's, which can be cancelled or lost at any moment."""
 
 from __future__ import annotations
 
@@ -29,8 +29,12 @@ async def cancellable(work: Coroutine[Any, Any, T]) -> T:
     return done
 
 
-class _Cancellable(AbstractConnection):
+class _Sound(AbstractConnection):
     async def send_packed_command(self, command: Any, check_health: bool = True) -> None:
+        if self._writer is not None and self._writer.transport.is_closing():
+            # Writing to it raises an AttributeError on Python 3.12 and 3.13, which no caller expects.
+            await self.disconnect(nowait=True)
+            raise RedisConnectionError("the connection was closed")
         try:
             await cancellable(super().send_packed_command(command, check_health))
         except asyncio.CancelledError:
@@ -39,15 +43,15 @@ class _Cancellable(AbstractConnection):
             raise
 
 
-class Plain(_Cancellable, Connection):
+class Plain(_Sound, Connection):
     """A connection over TCP."""
 
 
-class TLS(_Cancellable, SSLConnection):
+class TLS(_Sound, SSLConnection):
     """A connection over TLS."""
 
 
-class Socket(_Cancellable, UnixDomainSocketConnection):
+class Socket(_Sound, UnixDomainSocketConnection):
     """A connection over a Unix socket."""
 
 

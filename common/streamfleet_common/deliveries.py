@@ -75,6 +75,19 @@ class Finish:
 
 
 @dataclass(frozen=True, slots=True)
+class Bill:
+    """What a worker had computed of a request by the time it heard that somebody else had ended it.
+
+    It knows its request by a fence alone, since it may wait longer than a payload should.
+    """
+
+    rid: str
+    fence: str
+    prompt_tokens: int
+    completion_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class Taken:
     """What a look for work brought."""
 

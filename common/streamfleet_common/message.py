@@ -63,6 +63,9 @@ def problems(error: ValidationError) -> list[str]:
             f"{error.error_count()} problems, which are too many to be told: look at the kinds of its values"
         ]
     faults = error.errors(include_url=False, include_input=False, include_context=False)
+    places = {fault["loc"][:-1] for fault in faults}
+    # A list of which no item fits is none too short: pydantic counts those that do.
+    faults = [fault for fault in faults if fault["type"] != "too_short" or fault["loc"] not in places]
     found = []
     for fault in faults[:MAX_PROBLEMS]:
         loc = fault["loc"]

@@ -85,6 +85,7 @@ class Record:
 
     @classmethod
     def _ended(cls, fields: list[str], end: Frame) -> Record:
+        # Before the crashes may stand a sign, which is for whoever ran it.
         state, crashes, solo, tenant, digest = fields
         accepted, started, _, attempts = end.times
         return cls(

@@ -11,6 +11,7 @@ import json
 import math
 import secrets
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
@@ -427,6 +428,12 @@ class Batch(Message):
     """Why it was launched just then: full, delay, waited, ratio, deadline or drain."""
 
 
+MAX_DETAILS_TOLD = 16
+MAX_DETAIL_CHARS = 32 * 1024
+"""Of one detail of an error, which somebody's handler may have raised: it may quote a whole input."""
+MAX_DETAIL_TEXTS = 1000
+
+
 def _encodable(text: str) -> str:
     # Names of files may hold lone surrogates, and an error must not fail over them.
     return text.encode("utf-8", "replace").decode()
@@ -440,12 +447,23 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float) and math.isfinite(value):
         return float(value)
     if isinstance(value, (list, tuple, set, frozenset)):
-        return [_encodable(str(item)) for item in value]
-    return _encodable(str(value))
+        left, texts = MAX_DETAIL_CHARS, []
+        for item in islice(value, MAX_DETAIL_TEXTS):
+            texts.append(_encodable(str(item)[:left]))
+            left -= len(texts[-1])
+            if not left:
+                break
+        return texts
+    return _encodable(str(value)[:MAX_DETAIL_CHARS])
 
 
 _Detail = Annotated[
-    bool | int | float | Text | Annotated[tuple[Text, ...], SEQUENCE, Field(max_length=1000)] | None,
+    bool
+    | int
+    | float
+    | Text
+    | Annotated[tuple[Text, ...], SEQUENCE, Field(max_length=MAX_DETAIL_TEXTS)]
+    | None,
     Said("a plain value is wanted: a text, a number, true, false, null, or a list of texts"),
 ]
 
@@ -459,10 +477,12 @@ class Failure(Message):
 
     @classmethod
     def of(cls, error: errors.StreamfleetError) -> Failure:
+        """What an error is on the wire: of long words and lists the beginning, so that it fits any result."""
+        details = islice(error.details.items(), MAX_DETAILS_TOLD)
         return cls(
             code=error.code,
-            message=_encodable(str(error))[:4000],
-            details={_encodable(name): _plain(value) for name, value in error.details.items()},
+            message=_encodable(str(error)[:4000]),
+            details={_encodable(name[:200]): _plain(value) for name, value in details},
         )
 
     def error(self) -> errors.StreamfleetError:

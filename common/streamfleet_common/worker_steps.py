@@ -15,6 +15,7 @@ from streamfleet_common import codec
 from streamfleet_common.calls import BATCH, batches, is_gone
 from streamfleet_common.connections import BLOCK_MS
 from streamfleet_common.deliveries import (
+    Bill,
     Delivery,
     Emission,
     Entry,
@@ -204,11 +205,18 @@ class WorkerSteps(Steps):
         ]
         return [reply == b"ok" for reply in await self._calls.script_in_batches("emit", [], items)]
 
-    async def finish(self, finishes: Sequence[Finish]) -> list[bool]:
-        """End requests. False where the end was not this worker's to write, or somebody wrote one before.
+    async def finish(self, finishes: Sequence[Finish], bills: Sequence[Bill] = ()) -> list[bool]:
+        """End requests, and tell the tokens of others that had been ended already.
+
+        Gives an outcome for each of `finishes`: False where the end was not this worker's to write, or
+        somebody wrote one before.
 
         One to be tried again goes back to the queue instead, after `retry_after_ms` or else its backoff,
         unless its policy forbids it, and `went_back` of its finish is true from then on.
+
+        A request that was cancelled, or swept away as overdue, while this worker ran it is charged to its
+        tenant all the same, by a finish that comes too late or by a bill: once, however often it is told, and
+        only as long as its record is there.
 
         A repetition after a lost reply is True again. An end over `MAX_RESULT_BYTES`, which no reader would
         take, is replaced by a failure that says so.
@@ -225,7 +233,11 @@ class WorkerSteps(Steps):
                 letter = "T" if finish.retry_after_ms is None else f"T{finish.retry_after_ms}"
             spent = f"{end.usage.prompt_tokens}|{end.usage.completion_tokens}"
             items.append((delivery.entry.rid, delivery.fence, letter, body, spent))
+        for bill in bills:
+            spent = f"{bill.prompt_tokens}|{bill.completion_tokens}"
+            items.append((bill.rid, bill.fence, "B", b"", spent))
         replies = await self._calls.script_in_batches("finish", [], items, client=self._connections.leases)
+        replies = replies[: len(finishes)]
         for finish, reply in zip(finishes, replies, strict=True):
             finish.went_back = reply == b"again"
         return [reply in (b"ok", b"again") for reply in replies]

@@ -10,6 +10,7 @@ from streamfleet_common.errors import GenerationFailed, InvalidRequest, Streamfl
 from streamfleet_common.one_shot import CallRequest
 from streamfleet_common.schemas import End, Request
 from streamfleet_producer.handler_values import plain_input, typed_output
+from streamfleet_producer.one_shot import listed
 from streamfleet_producer.ticket import Options
 from streamfleet_producer.token_stream import PartStream
 
@@ -129,7 +130,7 @@ class HandlerCalls(ABC):
         and what is still open is cancelled. Else as `call`.
         """
         requests: list[CallRequest | InvalidRequest] = []
-        for value in inputs:
+        for value in listed("inputs", inputs):
             try:
                 requests.append(CallRequest(handler=handler, input=plain_input(value)))
             except InvalidRequest as error:

@@ -45,6 +45,7 @@ NOTED: ContextVar[list[tuple[str, str]] | None] = ContextVar("submitted", defaul
 """Where queue and id of what is submitted are put down, for whoever has to name it should it fail."""
 _AS_THE_FLEET = Retry()
 _NEVER = Retry(attempts=1)
+_NAMES = tuple(Options.__annotations__)
 # What a template has in the place of what each request has of its own.
 _NO_RID = "00" + "0" * 32
 _KINDS = (GenerateRequest, DecideRequest, EmbedRequest, ClassifyRequest, RerankRequest, CallRequest)
@@ -161,6 +162,14 @@ class Intake:
         return template
 
     def _envelope(self, stream: bool, key: str | None, options: Options) -> Envelope:
+        unknown = [name for name in options if name not in _NAMES]
+        if unknown:
+            # Also an argument of a method, misspelt: what has no effect must not look as if it had one.
+            faults = [f"{name}: no argument or option has this name" for name in unknown]
+            known = ", ".join(_NAMES)
+            raise InvalidRequest(
+                f"options are not valid: {'; '.join(faults)}; options are {known}", problems=faults
+            )
         retry = options.get("retry", _AS_THE_FLEET)
         deadline_ms = _ms("deadline_s", options.get("deadline_s", DEADLINE_S))
         result_ttl_ms = _ms("result_ttl_s", options.get("result_ttl_s", RESULT_TTL_S))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar, Unpack
 
 from streamfleet_common import codec
@@ -81,7 +81,7 @@ class OneShot(ABC):
             )
 
         asked = LongList(
-            _listed("texts", texts), request, size_of, items_that_fit(dimensions and 4 * dimensions)
+            listed("texts", texts), request, size_of, items_that_fit(dimensions and 4 * dimensions)
         )
         answered = await asked.answers(self, timeout, options)
         return [one.vector for part in answered for one in _whole(part.end.embeddings, part.count)]
@@ -104,7 +104,7 @@ class OneShot(ABC):
         What the arguments do is said at the fields of `ClassifyRequest`; lists, errors, full answers at
         `OneShot`.
         """
-        firsts, seconds = _listed("texts", texts), _listed("pairs", pairs)
+        firsts, seconds = listed("texts", texts), listed("pairs", pairs)
         if seconds and len(seconds) != len(firsts):
             fault = f"{len(seconds)} pairs for {len(firsts)} texts: give one each, or none"
             raise InvalidRequest(fault)
@@ -157,7 +157,7 @@ class OneShot(ABC):
                 truncate_side=truncate_side,
             )
 
-        asked = LongList(_listed("documents", documents), request, size_of, shared_bytes=size_of(query))
+        asked = LongList(listed("documents", documents), request, size_of, shared_bytes=size_of(query))
         ranks = [
             Rank(index=part.start + rank.index, score=rank.score)
             for part in await asked.answers(self, timeout, options)
@@ -185,7 +185,7 @@ class OneShot(ABC):
         What the arguments do is said at the fields of `DecideRequest`; lists, errors, full answers at
         `OneShot`.
         """
-        items = _listed("questions", questions)
+        items = listed("questions", questions)
         ids: set[str] = set()
         for place, question in enumerate(items):
             if not isinstance(question, Question):
@@ -238,9 +238,16 @@ class OneShot(ABC):
         """How many bytes such a request may have, encoded. Raises as a submission of it would."""
 
 
-def _listed(name: str, items: Sequence[_T]) -> list[_T]:
+def listed(name: str, items: Iterable[_T]) -> list[_T]:
+    """What a caller gives as a list, as one.
+
+    Raises:
+        InvalidRequest: it is none; a text is none, nor is a map, whose names alone would be taken.
+    """
     if isinstance(items, str | bytes):
         raise InvalidRequest(f"{name}: a list is wanted, not one text")
+    if isinstance(items, Mapping) or not isinstance(items, Iterable):
+        raise InvalidRequest(f"{name}: a list is wanted, not {type(items).__name__}")
     return list(items)
 
 

@@ -151,6 +151,8 @@ class Remains:
     tenants: dict[str, int] = field(default_factory=dict)
     booked: dict[str, int] = field(default_factory=dict)
     """How many ends of each tenant's requests the ledger knows."""
+    charged: dict[str, int] = field(default_factory=dict)
+    """How many tokens of answers it has charged each tenant with."""
     dead: list[dict[str, str]] = field(default_factory=list)
     lives: dict[str, int] = field(default_factory=dict)
     """Every key of the queue, without its tag, and what it has left to live; -1 is for ever."""

@@ -204,13 +204,15 @@ class Observer:
         remains.later = await control.zcard(f"{tag}later")
         tenants: Any = await control.hgetall(f"{tag}tenants")
         remains.tenants = {name.decode(): int(count) for name, count in tenants.items()}
+        ledger = {"requests": remains.booked, "completion_tokens": remains.charged}
         for key in remains.lives:
             if key.startswith("usage:"):
                 day: Any = await control.hgetall(tag + key)
                 for field, count in day.items():
                     tenant, _, what = field.decode().rpartition("|")
-                    if what == "requests":
-                        remains.booked[tenant] = remains.booked.get(tenant, 0) + int(count)
+                    sums = ledger.get(what)
+                    if sums is not None:
+                        sums[tenant] = sums.get(tenant, 0) + int(count)
         letters: Any = await control.xrange(self.keys.dead)
         remains.dead = [
             {name.decode(): value.decode("utf-8", "replace") for name, value in fields.items()}

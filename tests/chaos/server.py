@@ -15,6 +15,7 @@ import redis.asyncio
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
+from streamfleet_common.connection_kinds import Plain
 from streamfleet_common.embedded import EmbeddedBroker
 from streamfleet_common.embedded_binary import ServerBinary
 
@@ -61,7 +62,10 @@ class ChaosServer:
     def client(self) -> redis.asyncio.Redis:
         """Another connection of a test's own, which repeats nothing."""
         return redis.asyncio.Redis.from_url(
-            self.url, retry=Retry(NoBackoff(), 0), socket_timeout=STARTED_LIMIT_S
+            self.url,
+            retry=Retry(NoBackoff(), 0),
+            socket_timeout=STARTED_LIMIT_S,
+            connection_class=Plain,  # of which no cancellation gets lost
         )
 
     @property

@@ -16,7 +16,7 @@ from chaos.upkeep import innocents
 from streamfleet_common import codec
 from streamfleet_common.frames import Frame
 from streamfleet_common.records import Record
-from streamfleet_common.schemas import Choice, Delta, End, EndState, Event, Failure, Start
+from streamfleet_common.schemas import Choice, Delta, End, EndState, Event, Failure, Start, Usage
 
 ONE, TWO, BAD = "00" + "1" * 32, "00" + "2" * 32, "00" + "3" * 32
 W1, W2 = "host:11:aa", "host:22:bb"
@@ -37,7 +37,8 @@ def delta(epoch: int, seq: int, text: str) -> Frame:
 def end_event(text: str, *, of: int = 1, worker: str = W1, state: EndState = "done") -> End:
     choice = Choice(text=text, token_ids=(1,), finish_reason="eos")
     error = None if state == "done" else Failure(code="generation_failed", message="m")
-    return End(state=state, choices=(choice,), of=of, last_seq=2, worker=worker, error=error)
+    usage = Usage(completion_tokens=int(state == "done"))
+    return End(state=state, choices=(choice,), of=of, last_seq=2, worker=worker, error=error, usage=usage)
 
 
 def end(epoch: int, text: str, *, ended: int = 1500, **fields: Any) -> Frame:
@@ -115,6 +116,7 @@ def sound() -> History:
         streams={"high": Stream(consumers=[W1])},
         dead=[{"rid": BAD}],
         booked={"a": 2, "b": 1},
+        charged={"a": 1, "b": 1},
         lives={f"r:{ONE}": 5, f"ev:{ONE}": 5, "s:high": -1, "sweep": -1, "usage:20260101": 5},
         clients=1,
         clients_before=1,
@@ -259,6 +261,16 @@ VIOLATIONS: dict[str, tuple[str, Callable[[History], Any]]] = {
     "tenant still counted": ("I6", remains(tenants={"*": 3})),
     "booked twice": ("I6", remains(booked={"a": 3, "b": 1})),
     "never booked": ("I6", remains(booked={"a": 2})),
+    "an answer for nothing": ("I6", remains(charged={"a": 1})),
+    "charged twice": ("I6", remains(charged={"a": 2, "b": 1})),
+    "charged for another": ("I6", remains(charged={"a": 1, "b": 1, "c": 1})),
+    "more than was asked for": (
+        "I6",
+        both(
+            end_otherwise(BAD, end(9, "", state="cancelled", worker=""), attempts=4, crashes=4, solo=2),
+            remains(charged={"a": 5, "b": 1}),
+        ),
+    ),
     "booked for another": ("I6", remains(booked={"a": 2, "b": 1, "c": 1})),
     "too deep": ("I7", glimpse(limit=2)),
     "accepted twice": ("I7", lambda h: h.replies.append(Reply(9, ONE, "d", "accepted"))),

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 
 from chaos.history import WORK_STREAMS, History
-from streamfleet_common.schemas import Start
+from streamfleet_common.schemas import End, Start
 
 MAX_SOLO = 2
 SWEEPS = 4
@@ -50,6 +50,27 @@ def _counts(history: History) -> Broken:
         if ended[tenant] != remains.booked.get(tenant, 0):
             told = remains.booked.get(tenant, 0)
             yield "", f"{ended[tenant]} requests of tenant {tenant!r} have ended, its ledger says {told}"
+    yield from _charges(history)
+
+
+def _charges(history: History) -> Broken:
+    """Each tenant pays for what its ends tell, and for what others had ended no more than the whole of it."""
+    remains = history.remains
+    least, most = Counter[str](), Counter[str]()
+    for rid, record in remains.records.items():
+        if record.end is None:
+            continue
+        end = record.end.event()
+        assert isinstance(end, End)
+        told = end.usage.completion_tokens
+        least[record.tenant] += told
+        is_billed = record.state in ("cancelled", "expired") and not told
+        most[record.tenant] += history.orders[rid].count if is_billed and rid in history.orders else told
+    for tenant in sorted({*most, *remains.charged}):
+        charged = remains.charged.get(tenant, 0)
+        if not least[tenant] <= charged <= most[tenant]:
+            wanted = f"{least[tenant]} to {most[tenant]}"
+            yield "", f"tenant {tenant!r} is charged with {charged} tokens, where {wanted} were computed"
 
 
 def limits_are_kept(history: History) -> Broken:

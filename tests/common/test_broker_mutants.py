@@ -34,6 +34,8 @@ BEYOND = {
     "idle consumers go with what they hold",
     "one token under the share",
     "the ledger has no life",
+    "a ledger that begins with a bill has no life",
+    "a result is gone before its bill",
     "a deleted record keeps what it counted for",
     "a lost note of the sub-lanes stays lost",
     "a lost note stays lost where nobody splits",

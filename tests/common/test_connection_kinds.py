@@ -1,4 +1,4 @@
-"""Cancelled at any moment, whatever uses a connection ends, and ends the connection."""
+"""Cancelled or cut off at any moment, whatever uses a connection ends as it should."""
 
 from __future__ import annotations
 
@@ -63,6 +63,19 @@ async def test_a_cancelled_call_ends(turns: int, tmp_path: Path) -> None:
             calling.cancel()
             await asyncio.wait([calling], timeout=PATIENCE_S)
             assert calling.cancelled()
+
+
+async def test_a_write_to_what_is_lost_already_says_so(redis_url: str) -> None:
+    connections = Connections.open(redis_url)
+    client: Any = connections.commands
+    connection = await client.connection_pool.get_connection()
+    connection._writer.transport.abort()  # as when the other side hangs up, and nobody has read that yet
+    with pytest.raises(redis_errors.ConnectionError):
+        await connection.send_command("PING")
+    await connection.send_command("PING")
+    assert await connection.read_response() == b"PONG"
+    await client.connection_pool.release(connection)
+    await connections.close()
 
 
 @pytest.mark.parametrize("turns", TURNS)

@@ -238,3 +238,28 @@ def test_any_detail_can_be_sent(value: object, sent: object) -> None:
 def test_any_message_can_be_sent() -> None:
     assert str(over_the_wire(ModelNotFound("no \udcff model"))) == "no ? model"
     assert str(over_the_wire(ModelNotFound("é" * 5000))) == "é" * 4000
+
+
+# --- whatever a handler raises
+
+LONG_NAME: dict[str, Any] = {"n" * 1000: 1}
+MANY_DETAILS: dict[str, Any] = {f"detail_{place}": "😀" * 100_000 for place in range(200)}
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        InvalidRequest("é" * 10_000_000),
+        InvalidRequest("many", problems=["line"] * 200_000),
+        InvalidRequest("long", problems=["😀" * 100_000] * 3),
+        InvalidRequest("named", **LONG_NAME),
+        InvalidRequest("details", **MANY_DETAILS),
+    ],
+    ids=["words", "lines", "long lines", "name", "details"],
+)
+def test_an_error_of_any_size_goes_into_a_result(error: StreamfleetError) -> None:
+    got = over_the_wire(error)
+    assert type(got) is InvalidRequest
+    assert got.message == error.message[:4000]
+    assert got.problems
+    assert all(whole.startswith(line) for line, whole in zip(got.problems, error.problems, strict=False))

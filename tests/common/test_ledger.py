@@ -76,24 +76,14 @@ async def test_an_end_of_several_takes_all_of_them_off(broker: Broker, raw: Any)
     assert await broker.usage() == [Usage("q", today(raw), "acme", 2)]
 
 
-@pytest.mark.parametrize("way", ["cancelled", "expired", "deleted"])
-async def test_an_end_without_a_worker_is_a_request_without_tokens(
-    broker: Broker, raw: Any, way: str
-) -> None:
+async def test_an_end_of_what_was_deleted_is_in_no_ledger(broker: Broker, raw: Any) -> None:
     (delivery,) = await begin(broker, submission(rid=RID, tenant="acme"))
-    if way == "cancelled":
-        await broker.cancel([RID], "acme")
-    elif way == "expired":
-        raw.zadd(f"{T}:open", {RID: 1})
-        await broker.sweep()
-    else:
-        raw.delete(f"{T}:r:{RID}")
-        raw.zadd(f"{T}:open", {RID: 1})
-        await broker.sweep()
+    raw.delete(f"{T}:r:{RID}")
+    raw.zadd(f"{T}:open", {RID: 1})
+    await broker.sweep()
     assert await broker.finish([done(delivery, 5, 7)]) == [False]
-    # Nobody knows any more whose the deleted one was.
-    wanted = [] if way == "deleted" else [Usage("q", today(raw), "acme", 1)]
-    assert await broker.usage() == wanted
+    # Nobody knows any more whose it was.
+    assert await broker.usage() == []
 
 
 async def test_a_worker_that_ends_a_late_request_tells_its_tokens(broker: Broker, raw: Any) -> None:

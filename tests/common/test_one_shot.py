@@ -339,7 +339,7 @@ def test_no_text_holds_a_lone_surrogate(kind: type[Message], values: dict[str, A
 
 @pytest.mark.parametrize("value", ["\ud800", ["\ud800"], {"\ud800": 1}, 2**64, -(2**63) - 1, {"a": [2**70]}])
 def test_an_input_that_msgpack_does_not_know_is_refused_when_it_is_packed(value: Any) -> None:
-    with pytest.raises(InvalidRequest, match="cannot be encoded"):
+    with pytest.raises(InvalidRequest, match=r"cannot be encoded: (an integer|a text) h"):
         codec.encode(Envelope(request=CallRequest(handler="h", input=value)))
 
 

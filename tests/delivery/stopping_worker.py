@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, Literal
 
 from streamfleet_common.broker import Broker
-from streamfleet_common.deliveries import Delivery, Emission, Entry, Finish, Renewal, Swept, Taken
+from streamfleet_common.deliveries import Bill, Delivery, Emission, Entry, Finish, Renewal, Swept, Taken
 from streamfleet_worker import process
 
 Step = Literal["read", "take", "emit", "finish", "renew", "sweep"]
@@ -63,10 +63,10 @@ class StoppingBroker(Broker):
         self._reach("emit", "after", counts=bool(emissions))
         return ours
 
-    async def finish(self, finishes: Sequence[Finish]) -> list[bool]:
-        self._reach("finish", "before")
-        ours = await super().finish(finishes)
-        self._reach("finish", "after")
+    async def finish(self, finishes: Sequence[Finish], bills: Sequence[Bill] = ()) -> list[bool]:
+        self._reach("finish", "before", counts=bool(finishes))
+        ours = await super().finish(finishes, bills)
+        self._reach("finish", "after", counts=bool(finishes))
         return ours
 
     async def renew(self, owner: str, deliveries: Sequence[Delivery]) -> Renewal:

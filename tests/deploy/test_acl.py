@@ -20,9 +20,10 @@ from gated_engine import GatedEngine
 from gateway_process import Gateway
 from hand_worker import HandWorker
 from hired import Hired
-from streamfleet_common import acl
+from streamfleet_common import acl, codec
 from streamfleet_common.broker import Broker
 from streamfleet_common.connections import Connections
+from streamfleet_common.deliveries import Bill
 from streamfleet_common.schemas import GenerateRequest
 from streamfleet_common.scripts import Script, ScriptName
 from streamfleet_common.settings import Durability
@@ -132,9 +133,13 @@ async def test_worker(guarded: Guarded) -> None:
         deliveries = await begin_waiting(worker)
         assert len(deliveries) == 6
         await worker.renew("w1", deliveries)
-        # Tried again at once and later, given back, lost until they are dead, expired, stray.
+        # Cancelled and charged, tried again at once and later, given back, lost until dead, expired, stray.
         assert await worker.finish([retry(deliveries[0], after_ms=1), retry(deliveries[1])]) == [True, True]
         assert await worker.release(deliveries[2:4]) == [True, True]
+        entry = deliveries[4].entry
+        await anybody.cancel([entry.rid], codec.decode_envelope(entry.payload).tenant)
+        await worker.finish([], [Bill(entry.rid, deliveries[4].fence, 3, 4)])
+        assert sum(one.tokens for one in await anybody.usage()) == 7
         await worker.hand_back("w1", crashed=True)
         guarded.raw.xadd("{q:q:0}:s:normal", {"r": "0" * 34, "p": "no record"})
         await anybody.submit([submission(deadline_ms=1)])

@@ -86,7 +86,9 @@ async def test_a_token_comes_through_before_the_next_one_is_made_and_who_leaves_
             for number, text in enumerate("abc"):
                 await hand.emit(work, delta(text, number))
                 async for line in lines:
-                    if line and json.loads(line.removeprefix("data: "))["choices"][0]["delta"].get("content"):
+                    if line.startswith("data: ") and json.loads(line.removeprefix("data: "))["choices"][0][
+                        "delta"
+                    ].get("content"):
                         break
                 assert json.loads(line.removeprefix("data: "))["choices"][0]["delta"]["content"] == text
 

@@ -632,6 +632,8 @@ async def test_options_are_validated(worker: HandWorker, fleet: Client) -> None:
         "idempotency_key",
     ]
     assert str(caught.value) == "options are not valid: " + "; ".join(caught.value.problems)
+    with pytest.raises(InvalidRequest, match="deadline: no argument or option has this name"):
+        await fleet.run(REQUEST, deadline=3)  # type: ignore[call-arg]
     with pytest.raises(InvalidRequest, match=r"deadline_s: 0\.001 to 86400 seconds are wanted"):
         await fleet.run(REQUEST, timeout=100_000)
     with pytest.raises(InvalidRequest, match="result_ttl_s: 1 to 604800 seconds are wanted"):

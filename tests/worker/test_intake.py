@@ -50,8 +50,8 @@ class Door:
     def hold(self, delivery: Delivery, **_: Any) -> None:
         self.held += 1
 
-    def prepared(self, keys: Any) -> None:
-        assert len(keys) <= self.held
+    def prepared(self, arrivals: Any) -> None:
+        assert len(arrivals) <= self.held
 
     def take(self, outputs: list[Output]) -> None:
         self.outputs += outputs

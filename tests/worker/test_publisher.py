@@ -6,6 +6,7 @@ import asyncio
 import struct
 import time
 from collections.abc import AsyncIterator, Iterable, Sequence
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -13,13 +14,13 @@ import pytest
 from eventually import eventually
 from streamfleet_common import codec
 from streamfleet_common.broker import Broker
-from streamfleet_common.deliveries import Delivery, Emission, Entry, Finish
+from streamfleet_common.deliveries import Bill, Delivery, Emission, Entry, Finish
 from streamfleet_common.errors import BrokerUnavailable, DeadlineExceeded, GenerationFailed, InvalidRequest
 from streamfleet_common.one_shot import Classification, Embedding, Label, Rank
 from streamfleet_common.schemas import Choice, Delta, End, Prefill, Timing, Usage
 from streamfleet_common.schemas import Parts as PartsEvent
 from streamfleet_worker import publisher as publisher_module
-from streamfleet_worker.engine.base import Finished, Key, Output, Parts, Tokens
+from streamfleet_worker.engine.base import Arrival, Finished, Key, Output, Parts, Tokens
 from streamfleet_worker.metrics import Metrics
 from streamfleet_worker.publisher import Publisher
 
@@ -42,6 +43,8 @@ class StubBroker:
         self.finishes: list[list[str]] = []
         self.returned: set[str] = set()
         """Those that are tried again where that is wished for."""
+        self.bills: list[tuple[str, str, int, int]] = []
+        """Request, fence, tokens of prompt and answer."""
         self.retries: set[str] = set()
         """Those that came with the wish for another try."""
         self.pauses: dict[str, int | None] = {}
@@ -58,13 +61,15 @@ class StubBroker:
         self._lose()
         return [emission.delivery.entry.rid not in self.fenced for emission in emissions]
 
-    async def finish(self, finishes: Sequence[Finish]) -> list[bool]:
+    async def finish(self, finishes: Sequence[Finish], bills: Sequence[Bill] = ()) -> list[bool]:
         bodies = [codec.encode(finish.end) for finish in finishes]
         await self._pass()
         rids = [finish.delivery.entry.rid for finish in finishes]
-        self.finishes.append(rids)
+        if rids:
+            self.finishes.append(rids)
         for finish in finishes:
             finish.went_back = finish.retry and finish.delivery.entry.rid in self.returned
+        self.bills += [(one.rid, one.fence, one.prompt_tokens, one.completion_tokens) for one in bills]
         self.retries |= {finish.delivery.entry.rid for finish in finishes if finish.retry}
         self.pauses |= {finish.delivery.entry.rid: finish.retry_after_ms for finish in finishes}
         for rid, body in zip(rids, bodies, strict=True):
@@ -117,9 +122,9 @@ class Desk:
     def _freed(self) -> None:
         self.freed += 1
 
-    def hold(self, rid: str, *, stream: bool = True, deadline_at_ms: int = 9_000_000) -> Key:
+    def hold(self, rid: str, *, stream: bool = True, kind: str = "", deadline_at_ms: int = 9_000_000) -> Key:
         delivery = Delivery(Entry(rid, f"{rid}-0", "normal", b""), "w1", 1, 1000, 900, deadline_at_ms, 1, 0)
-        self.publisher.hold(delivery, tenant="t", stream=stream)
+        self.publisher.hold(delivery, tenant="t", stream=stream, kind=kind)
         return delivery.key
 
     def take(self, *outputs: tuple[Key, Any], at: float | None = None) -> None:
@@ -360,6 +365,52 @@ async def test_what_is_lost_is_forgotten_and_its_end_never_told(broker: StubBrok
     assert desk.metric("request_success_total", finished_reason="eos") == 1, (
         "what was not ours is not counted"
     )
+
+
+async def test_what_is_lost_is_billed(broker: StubBroker, desk: Desk) -> None:
+    streams, quiet, begun, waiting, ended = (
+        desk.hold(rid, stream=rid != "quiet", kind="generate")
+        for rid in ("stream", "quiet", "begun", "waiting", "ended")
+    )
+    ready = cast(Arrival, SimpleNamespace(prepared=SimpleNamespace(prompt_tokens=30)))
+    desk.publisher.prepared(dict.fromkeys((streams, quiet, begun, waiting, ended), ready))
+    desk.publisher.begun([streams, quiet, begun, ended, ("never held", 1)])
+    for key in (streams, quiet):
+        desk.take((key, Prefill(token_ids=(1,), texts=("p",), logprobs=(None,))))
+        desk.take((key, tokens("x", "y")), (key, Tokens(1, [7], ["z"])), (key, Tokens(1, [], ["rest"])))
+    broker.open.clear()
+    usage = Usage(prompt_tokens=30, completion_tokens=9)
+    desk.publisher.lose([streams, quiet, begun, waiting])
+    broker.fenced.add("ended")
+    desk.take((ended, tokens("x")), (ended, Finished("done", usage=usage)))
+    assert desk.publisher.held == 4, "one that is held, and three bills"
+    broker.open.set()
+    broker.failures = 1
+    await desk.publisher.wait_empty()
+    assert sorted(set(broker.bills)) == [
+        ("begun", "|1|nbegun-0|w1|", 30, 0),
+        ("ended", "|1|nended-0|w1|", 30, 9),
+        ("quiet", "|1|nquiet-0|w1|", 30, 3),
+        ("stream", "|1|nstream-0|w1|", 30, 3),
+    ]
+    assert (broker.finishes, desk.publisher.held) == ([], 0)
+
+
+@pytest.mark.parametrize("how", ["an end on its way", "handed back", "nothing computed", "another kind"])
+async def test_what_is_lost_without_a_bill(broker: StubBroker, desk: Desk, how: str) -> None:
+    key = desk.hold("a", stream=False, kind="embed" if how == "another kind" else "generate")
+    desk.publisher.prepared({key: cast(Arrival, SimpleNamespace(prepared=SimpleNamespace(prompt_tokens=3)))})
+    if how != "nothing computed":
+        desk.publisher.begun([key])
+    if how == "an end on its way":
+        broker.open.clear()
+        desk.take((key, done(["x"])))
+        await eventually(lambda: broker.waiting == 1, "a call that waits")
+    desk.publisher.lose([key], "handed_back" if how == "handed back" else "lost")
+    broker.open.set()
+    await desk.publisher.wait_told()
+    assert desk.publisher.held == 0
+    assert broker.bills == []
 
 
 async def test_losing_the_last_one_leaves_it_empty(desk: Desk) -> None:

@@ -81,6 +81,8 @@ class Scene:
         self.handed_back: list[tuple[str, bool]] = []
         self.pauses: list[float] = []
         self.startable = True
+        self.buries = False
+        """What is handed back comes into the dead letters."""
         self.at_once_ready = True
         self.broker_error: Exception | None = None
         self._sleepers: list[tuple[float, asyncio.Future[None]]] = []
@@ -107,6 +109,8 @@ class Scene:
         if self.broker_error is not None:
             raise self.broker_error
         self.handed_back.append((owner, crashed))
+        if self.buries:
+            return HandedBack(1, (), ("a",))
         return HandedBack(1, ("a",))
 
     async def _sleep(self, seconds: float) -> None:
@@ -220,6 +224,37 @@ async def test_one_answered_request_begins_a_new_row(scene: Make) -> None:
     assert not fleet.running.done()
     fleet.children[-1].die()
     assert await fleet.status() == 1
+
+
+async def test_crashes_of_a_request_that_is_buried_are_its_own(scene: Make) -> None:
+    fleet = scene(max_crashes=5)
+    await settle()
+    with capture_logs() as logs:
+        for poison in range(1, 6):
+            for crash in range(1, 5):
+                assert not fleet.running.done(), (poison, crash)
+                fleet.buries = crash == 4
+                fleet.children[-1].die(-11)
+                await fleet.after(LONGEST_PAUSE_S)
+        # Where all requests kill, it is not they who are to blame.
+        fleet.children[-1].die(-11)
+        assert await fleet.status() == 1
+    (error,) = (line["event"] for line in logs if line["log_level"] == "error")
+    assert error.startswith("giving up: 5 times a request that kills its workers without one answered ")
+
+
+async def test_the_last_crash_may_be_explained_by_what_is_handed_back(scene: Make) -> None:
+    fleet = scene(max_crashes=4)
+    await settle()
+    for _ in range(3):
+        fleet.children[-1].die(-11)
+        await fleet.after(LONGEST_PAUSE_S)
+    fleet.buries = True
+    fleet.children[-1].die(-11)
+    await fleet.after(LONGEST_PAUSE_S)
+    assert not fleet.running.done()
+    assert len(fleet.children) == 5
+    assert fleet.pauses == [1.0, 2.0, 4.0, 1.0], "the last one failed for no fault of its own"
 
 
 async def test_redis_s_absence_is_nobody_s_crash(scene: Make) -> None:

@@ -17,12 +17,12 @@ import structlog
 
 from streamfleet_common import codec
 from streamfleet_common.broker import Broker
-from streamfleet_common.deliveries import Delivery, Emission, Finish
+from streamfleet_common.deliveries import Bill, Delivery, Emission, Finish
 from streamfleet_common.errors import BrokerUnavailable, GenerationFailed
 from streamfleet_common.schemas import Batch, Delta, End, Failure, Prefill
 from streamfleet_common.schemas import Parts as PartsEvent
 from streamfleet_common.trace_context import trace_of
-from streamfleet_worker.engine.base import Finished, Key, Output, Parts, Tokens
+from streamfleet_worker.engine.base import Arrival, Finished, Key, Output, Parts, Tokens
 from streamfleet_worker.launch_log import Batches
 from streamfleet_worker.metrics import Metrics, Noted
 
@@ -53,6 +53,14 @@ class Held:
     parts: list[Any] = field(default_factory=list)
     """The same of an output that comes in parts."""
     finished: Finished | None = None
+    is_told: bool = False
+    """Its end is on its way, and says what it took, whoever has ended it."""
+    prompt_tokens: int = 0
+    """Of a text to be continued: those of its prompt."""
+    has_begun: bool = False
+    """They are being computed, or were."""
+    generated_tokens: int = 0
+    """Of all choices, so far."""
     held_at: float = 0.0
     """Loop time at which it was begun."""
     prepared_at: float = 0.0
@@ -98,6 +106,8 @@ class Publisher:
         """When the oldest of it was brought forth, by the clock of steps; meaningless while there is none."""
         self._telling_since: float | None = None
         """The same of what is on its way to Redis."""
+        self._bills: list[Bill] = []
+        """What is not told yet of requests that others have ended."""
         self._work = asyncio.Event()
         self._empty = asyncio.Event()
         self._empty.set()
@@ -106,8 +116,8 @@ class Publisher:
 
     @property
     def held(self) -> int:
-        """Requests begun and not yet ended."""
-        return len(self._held)
+        """Requests begun and not yet ended; or ended by others, and what they took is not told yet."""
+        return len(self._held) + len(self._bills)
 
     def waiting_since(self) -> float | None:
         """When the oldest event was brought forth that Redis does not have yet, or None; from any thread."""
@@ -151,12 +161,22 @@ class Publisher:
         self._held[delivery.key] = Held(delivery, tenant, stream, kind, traceparent, held_at=now)
         self._empty.clear()
 
-    def prepared(self, keys: Iterable[Key]) -> None:
+    def prepared(self, arrivals: Mapping[Key, Arrival]) -> None:
         """These are put into the engine now."""
-        if self._spans is not None:
-            now = asyncio.get_running_loop().time()
-            for key in keys:
-                self._held[key].prepared_at = now
+        now = 0.0 if self._spans is None else asyncio.get_running_loop().time()
+        for key, arrival in arrivals.items():
+            held = self._held[key]
+            held.prepared_at = now
+            if held.kind == "generate":
+                # Other work is done at once or not at all, and counts when it is.
+                held.prompt_tokens = arrival.prepared.prompt_tokens
+
+    def begun(self, keys: Iterable[Key]) -> None:
+        """The engine is at work on these."""
+        for key in keys:
+            held = self._held.get(key)
+            if held is not None:
+                held.has_begun = True
 
     def take(self, outputs: list[Output], at: float | None = None) -> None:
         """Take what a step brought forth that was over `at` this time, or just now; returns at once."""
@@ -171,10 +191,13 @@ class Publisher:
                 held.finished = event
                 if self._spans is not None:
                     held.finished_at = asyncio.get_running_loop().time()
-            elif not held.stream:
-                continue  # the end will tell it all
             elif isinstance(event, Tokens):
+                held.generated_tokens += len(event.token_ids)
+                if not held.stream:
+                    continue  # the end will tell it all
                 _merge(held.tokens, event)
+            elif not held.stream:
+                continue
             elif isinstance(event, Parts):
                 held.parts += event.values
             else:
@@ -185,7 +208,10 @@ class Publisher:
             self._work.set()
 
     def lose(self, keys: list[Key], how: Left = "lost") -> None:
-        """Fall silent about these: they are not this worker's any more."""
+        """Fall silent about these: they are not this worker's any more.
+
+        Those that are lost may have been ended: what they took is told once more, for their tenants' sake.
+        """
         gone = [held for key in keys if (held := self._held.pop(key, None)) is not None]
         if not gone:
             return
@@ -193,6 +219,9 @@ class Publisher:
         now = asyncio.get_running_loop().time()
         for held in gone:
             self._dirty.pop(held.delivery.key, None)
+            if how == "lost" and (bill := _bill(held)) is not None:
+                self._bills.append(bill)
+                self._work.set()
             log.debug("request left", **_about(held), how=how)
             if self._spans is not None:
                 self._spans.left(held, how, now)
@@ -210,7 +239,7 @@ class Publisher:
         await self._told.wait()
 
     async def wait_empty(self) -> None:
-        """Until every request held has ended."""
+        """Until every request held has ended, and nothing is left to be told of others."""
         await self._empty.wait()
 
     async def run(self, identity: End) -> None:
@@ -238,7 +267,7 @@ class Publisher:
         if emissions:
             await self._emit(emissions)
         finishes = [(held, end) for held, end in finishes if held.delivery.key in self._held]
-        if finishes:
+        if finishes or self._bills:
             await self._finish(identity, finishes)
 
     def _emissions(self, held: Held) -> list[Emission]:
@@ -270,14 +299,17 @@ class Publisher:
     async def _finish(self, identity: End, finishes: list[tuple[Held, End]]) -> None:
         metrics = self._metrics
         noted = metrics.noted([end for _, end in finishes])
-        calls = _calls(finishes)
+        calls, bills = _calls(finishes), [*self._bills]
+        for held, _ in finishes:
+            held.is_told = True
         try:
-            ours = await _insist(lambda: self._broker.finish(calls))
+            ours = await _insist(lambda: self._broker.finish(calls, bills))
         except Exception:  # noqa: BLE001 (one of them has no bytes, and must not take the others along)
             finishes = [(held, _checked(identity, held, end)) for held, end in finishes]
             noted = metrics.noted([end for _, end in finishes])
             again = calls = _calls(finishes)
-            ours = await _insist(lambda: self._broker.finish(again))
+            ours = await _insist(lambda: self._broker.finish(again, bills))
+        del self._bills[: len(bills)]
         lost = []
         ended: list[Noted] = []
         latencies_s: list[float] = []
@@ -310,7 +342,7 @@ class Publisher:
         self.lose(lost)
 
     def _settle(self) -> None:
-        if not self._held:
+        if not self.held:
             self._empty.set()
         self._freed()
 
@@ -336,6 +368,18 @@ def _end(identity: End, held: Held, finished: Finished, batch: Batch | None = No
             "last_seq": held.seq,
         }
     )
+
+
+def _bill(held: Held) -> Bill | None:
+    """What a request took that is gone before its end was told; None if nothing, or if it is told anyway."""
+    if held.is_told:
+        return None
+    prompt, generated = held.prompt_tokens if held.has_begun else 0, held.generated_tokens
+    if held.finished is not None:
+        prompt, generated = held.finished.usage.prompt_tokens, held.finished.usage.completion_tokens
+    if not prompt and not generated:
+        return None
+    return Bill(held.delivery.entry.rid, held.delivery.fence, prompt, generated)
 
 
 def _about(held: Held) -> dict[str, Any]:

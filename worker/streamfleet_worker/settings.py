@@ -94,7 +94,7 @@ class WorkerSettings(FleetSettings):
     """Worker processes that a supervisor keeps running here; 0: this process is the worker, alone."""
     max_crashes: int = Field(5, ge=1, le=1000)
     """Crashes in a row, for each of its workers, after which a supervisor ends itself; one answered request
-    begins a new row."""
+    begins a new row. Those of a request that is found to kill its workers count as one."""
     http_host: str = "127.0.0.1"
     http_port: int | None = Field(None, ge=0, le=65_535)
     """Port of /healthz, /readyz and /metrics; 0 picks a free one, none serves nothing. A supervisor answers

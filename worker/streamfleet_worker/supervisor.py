@@ -66,7 +66,7 @@ class Supervisor:
         drain_timeout_s: how long a worker goes on when told to stop.
         lease_s: after which a silent worker's work is handed on anyway.
         max_crashes: crashes of each post, on average, without one request answered in between, after which
-            another try makes no sense.
+            another try makes no sense. Those by which a request was found to kill its workers count as one.
         clock: seconds, monotonic.
         sleep: as `asyncio.sleep`.
         jitter: a number between its two arguments.
@@ -97,6 +97,7 @@ class Supervisor:
         self.restarts = 0
         """Workers started in the place of one that had ended unasked."""
         self._crashes = 0  # in a row, without a request answered in between
+        self._culprits = 0  # requests found to kill their workers, likewise
         self._attended: dict[asyncio.Task[None], Child] = {}
         self._errands: set[asyncio.Task[None]] = set()
         self._rolling: asyncio.Task[None] | None = None
@@ -172,21 +173,30 @@ class Supervisor:
             log.critical("work not handed back: it waits for its lease", worker=child.name, exc_info=error)
 
     def _served(self) -> None:
+        self._crashes = self._culprits = 0
+
+    def _found_culprits(self) -> None:
+        # Two bad requests in a row must not end a queue. But where every request kills, not all are to blame.
         self._crashes = 0
+        self._culprits += 1
+        for post in self._posts:
+            post.failures = 0
 
     async def _attend(self, post: Post, child: Child) -> None:
         status = await child.wait()
         ordered = child.killed or (child.told_to_stop and status == -signal.SIGTERM)
         crashed = not (status == 0 or ordered or child.no_broker)
+        self._crashes += crashed
         # Before anything else: somebody waits for an answer.
         handing_back = asyncio.create_task(self._give_to_others(child, crashed))
         how, reason = child.how(), await child.reason()
+        if crashed and self._crashes >= self._max_crashes:
+            await handing_back  # which may find out whose fault it was
         if post.child is not child or self._stop.is_set():
             log.info("worker ended", number=post.number, worker=child.name, reason=reason, how=how)
         elif status == WRONG_SETTINGS:
             self._give_up(f"a worker finds its settings wrong: {reason}", WRONG_SETTINGS)
         else:
-            self._crashes += crashed
             self._vacant(post, child, reason, how)
         await handing_back
 
@@ -214,6 +224,8 @@ class Supervisor:
                         rids=list(back.rids),
                         buried=list(back.buried),
                     )
+                if back.buried:
+                    self._found_culprits()
                 return
 
     def _vacant(self, post: Post, child: Child | None, reason: str, how: str) -> None:
@@ -229,11 +241,14 @@ class Supervisor:
         log.warning(
             "worker ended", number=post.number, worker=name, reason=reason, how=how, again_in_s=again_in_s
         )
-        if self._crashes < self._max_crashes:
+        if max(self._crashes, self._culprits) < self._max_crashes:
             self._errand(self._refill(post, pause_s))
             return
         last = f"{how}, after the line {child.last_line()!r}" if child else reason
-        self._give_up(f"{self._crashes} crashes without one answered request; of the last worker: {last}", 1)
+        what = f"{self._crashes} crashes"
+        if self._crashes < self._max_crashes:
+            what = f"{self._culprits} times a request that kills its workers"
+        self._give_up(f"{what} without one answered request; of the last worker: {last}", 1)
 
     async def _refill(self, post: Post, pause_s: float) -> None:
         await self._sleep(pause_s)

@@ -346,6 +346,8 @@ class Worker:
         for report in reports:
             self.metrics.stepped(report)
             self._intake.stepped(report)
+            for launch in report.step.launches:
+                self._publisher.begun(launch.keys)
             self._publisher.take(report.step.outputs, report.ended_at)
             self._launch_log.take(report.step.launches)
         self._settle()

@@ -1,7 +1,9 @@
 -- What the scripts below share. A record is text:
 --   open:   Q or R, deadline|epoch|place|owner|started|attempts|crashes|solo losses|META
 --           and, while it waits for its next try (no place), a line feed and the payload
---   ended:  E, state letter|crashes|solo losses|tenant|digest, line feed, frame of the end event, which says the rest
+--   ended:  E, state letter|crashes|solo losses|tenant|digest, line feed, frame of the end event, which says the rest.
+--           A + before the crashes: it was cancelled, or its time was up, while it ran, and what that took is in no
+--           ledger yet. To whoever only reads it, the number is the same.
 --   META:   accepted|lane letter|stream|result ttl|POLICY|tokens|tenant|digest
 --   POLICY: attempts (0: as the fleet thinks right).backoff in ms.r or f (restart, or fail once text was shown)
 -- State letters: Q queued, R running, D done, F failed, C cancelled, X expired, P dead.
@@ -12,6 +14,7 @@ local T = KEYS[1]
 local call, sub, match, find = redis.call, string.sub, string.match, string.find
 local MAX_FRAME = 16384 -- a larger frame is announced without its event, to be read from the log or the record
 local LOG_LINGER_MS = 60000 -- the record holds the whole answer, so the log need not outlive its readers for long
+local BILL_MS = 60000 -- a record that waits for its worker to tell what it took lives at least so long
 local STREAMS = {
   h = ':s:high', n = ':s:normal', b = ':s:bulk',
   H = ':s:high:again', N = ':s:normal:again', B = ':s:bulk:again', S = ':s:solo',
@@ -95,7 +98,12 @@ local function terminal(rid, record, letter, body, now)
   epoch = string.format('%.0f', epoch + 1)
   local head = epoch .. '-1,' .. accepted .. ',' .. started .. ',' .. now .. ',' .. attempts
   local frame = head .. ' ' .. body
-  call('SET', T .. ':r:' .. rid, 'E' .. letter .. '|' .. losses .. '|' .. whose .. '\n' .. frame, 'PX', ttl)
+  local sign = '|'
+  if (letter == 'C' or letter == 'X') and sub(record, 1, 1) == 'R' and not spent[rid] then
+    sign = '|+'
+    if tonumber(ttl) < BILL_MS then ttl = BILL_MS end
+  end
+  call('SET', T .. ':r:' .. rid, 'E' .. letter .. sign .. losses .. '|' .. whose .. '\n' .. frame, 'PX', ttl)
   if stream == 's' then
     log(rid, epoch .. '-1', frame)
     call('PEXPIRE', T .. ':ev:' .. rid, LOG_LINGER_MS)

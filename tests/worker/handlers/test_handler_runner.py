@@ -7,11 +7,12 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, model_validator
 
 from served_handler import ServedHandler, told
 from streamfleet_common.codec import MAX_RESULT_BYTES
-from streamfleet_common.errors import GenerationFailed, InvalidRequest, QueueFull
+from streamfleet_common.errors import GenerationFailed, InvalidRequest, QueueFull, Unsupported
+from streamfleet_common.schemas import Failure
 from streamfleet_worker import END, Retry, handler
 from streamfleet_worker.engine.answer_cache import AnswerCache
 from streamfleet_worker.handlers.handler import Handler
@@ -182,6 +183,49 @@ def test_retry_in_its_place_puts_one_call_off(serve: Serve) -> None:
     assert [end.state for end in ends] == ["done", "failed", "done"]
     assert ends[1].error is not None
     assert ends[1].error.retryable
+
+
+@pytest.mark.parametrize("error", [Retry(1.5), MemoryError("full"), RuntimeError("CUDA out of memory")])
+def test_who_asked_learns_that_it_may_be_sent_again(serve: Serve, error: Exception) -> None:
+    @handler("h")
+    def predict(batch: list[str]) -> list[str]:
+        raise error
+
+    (end,) = serve(predict.handler).ask("a")
+
+    assert end.error is not None
+    assert Failure.of(end.error).error().retryable
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()])
+def test_a_validator_that_would_end_the_process_fails_its_call(serve: Serve, error: BaseException) -> None:
+    class Strange(BaseModel):
+        @model_validator(mode="before")
+        @classmethod
+        def leave(cls, _given: Any) -> Any:
+            raise error
+
+    @handler("h")
+    def predict(batch: list[Strange]) -> list[str]:
+        return ["?" for _ in batch]
+
+    with pytest.raises(GenerationFailed, match=f"a validator of handler 'h' raised {type(error).__name__}"):
+        serve(predict.handler).add([{}])
+
+
+def test_an_error_that_cannot_be_told_fails_its_call(serve: Serve) -> None:
+    class Mute:
+        def __str__(self) -> str:
+            raise RuntimeError("no words")
+
+    @handler("h")
+    def predict(batch: list[str]) -> list[str | Exception]:
+        return [Unsupported(text, feature=Mute()) if text == "b" else text for text in batch]
+
+    ends = serve(predict.handler).ask("a", "b")
+
+    assert told(ends[0]) == "a"
+    assert told(ends[1]) == "it failed on this request: Unsupported"
 
 
 def test_retry_that_is_raised_puts_all_off(serve: Serve) -> None:

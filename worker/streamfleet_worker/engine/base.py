@@ -70,7 +70,10 @@ class EngineInfo:
 
 
 class Ready(Protocol):
-    """A request made ready by an engine's `prepare`. What else it holds is that engine's own."""
+    """A request made ready by an engine's `prepare`. What else it holds is that engine's own.
+
+    That of a `GenerateRequest` says how many `prompt_tokens` it has, too.
+    """
 
     @property
     def n(self) -> int:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from streamfleet_common.errors import GenerationFailed, StreamfleetError, from_wire
+from streamfleet_common.schemas import Failure
 from streamfleet_worker.engine.item import RetryLater
 
 PROBLEM_CHARS = 1000
@@ -61,6 +62,9 @@ def failure_of(error: Exception, place: int | None = None) -> StreamfleetError:
             message, details = f"item {place}: {message}", {**details, "item": place}
         # A copy, without the frames of what raised it: they hold a batch.
         failure = from_wire(code, message, details)
+        if isinstance(failure, GenerationFailed):
+            failure.details["retryable"] = is_retryable  # for who asked, when its tries are used up
+        Failure.of(failure)  # which will be told
     except Exception:  # noqa: BLE001  an error of somebody's own that lacks what ours have
         return GenerationFailed(f"it failed on this request: {type(error).__name__}")
     failure.retryable = is_retryable

@@ -151,6 +151,11 @@ class Script:
         """Rows that it takes."""
         return len(self.answers)
 
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.words)
+
 
 def _fault(word: str) -> Fault | None:
     found = _FAULT.fullmatch(word)

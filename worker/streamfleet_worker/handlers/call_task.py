@@ -11,7 +11,7 @@ from typing import Any
 import pydantic_core
 from pydantic import ValidationError
 
-from streamfleet_common.errors import InvalidRequest, ModelNotFound, Unsupported
+from streamfleet_common.errors import GenerationFailed, InvalidRequest, ModelNotFound, Unsupported
 from streamfleet_common.message import problems
 from streamfleet_common.one_shot import CallRequest
 from streamfleet_common.schemas import Request, Usage
@@ -75,6 +75,12 @@ class CallTask:
             raise InvalidRequest(
                 f"the input for {self._handler} cannot be written as JSON: {error}"
             ) from None
+        except Exception:
+            raise
+        # A validator of the user's that calls sys.exit must not end the worker.
+        except BaseException as error:
+            kind = type(error).__name__
+            raise GenerationFailed(f"a validator of {self._handler} raised {kind}") from error
         item = ItemSpec(value, digest=self._digest(request.input), bytes=OBJECT_FACTOR * len(text))
         return CallJob(item, time.perf_counter() - began)
 

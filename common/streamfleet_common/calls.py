@@ -26,6 +26,7 @@ from redis.asyncio import Redis
 from streamfleet_common.confirmation import Confirmation
 from streamfleet_common.connections import Connections, redacted
 from streamfleet_common.errors import BrokerUnavailable
+from streamfleet_common.refusals import NO_LOGIN, WRONG_LOGIN, by_acl
 from streamfleet_common.scripts import Script, ScriptName
 from streamfleet_common.settings import Durability
 
@@ -72,9 +73,8 @@ _UNREACHABLE = (
     "cannot be reached ({error}): is it running, and is the URL right? `streamfleet up` starts one here"
 )
 _REFUSED = "refused a command ({error}): is it Redis 7.0 or newer, or Valkey 8 or newer?"
-_FORBIDDEN = Verdict(
-    Action.GIVE_UP, "forbidden", "refuses this user: check the name, password and ACL in the URL"
-)
+_NO_LOGIN = Verdict(Action.GIVE_UP, "forbidden", NO_LOGIN)
+_WRONG_LOGIN = Verdict(Action.GIVE_UP, "forbidden", WRONG_LOGIN)
 _ABSENT = Verdict(Action.RECONNECT, "unreachable", _UNREACHABLE)
 _UNTRUSTED = Verdict(
     Action.RECONNECT,
@@ -122,9 +122,8 @@ TABLE = {
         "cannot_persist",
         "takes no writes, since it cannot write its data to disk: look into its log, and free disk space",
     ),
-    "NOAUTH": _FORBIDDEN,
-    "WRONGPASS": _FORBIDDEN,
-    "NOPERM": _FORBIDDEN,
+    "NOAUTH": _NO_LOGIN,
+    "WRONGPASS": _WRONG_LOGIN,
     "CLUSTERDOWN": _DOWN,
     "TRYAGAIN": _DOWN,
     "MOVED": _ELSEWHERE,
@@ -141,10 +140,9 @@ def verdict(error: Exception) -> Verdict:
         return _REPLICA
     if code in TABLE:
         return TABLE[code]
-    if isinstance(error, (redis_errors.AuthenticationError, redis_errors.AuthorizationError)) or (
-        _IN_SCRIPT.search(str(error))
-    ):
-        return _FORBIDDEN
+    is_refused = code == "NOPERM" or isinstance(error, redis_errors.AuthorizationError)
+    if is_refused or _IN_SCRIPT.search(str(error)):
+        return Verdict(Action.GIVE_UP, "forbidden", by_acl(str(error)))
     if isinstance(error, redis_errors.MaxConnectionsError):
         # Ours, all of them at work: closing them would not help.
         return Verdict(Action.RETRY, "unreachable", "cannot be asked ({error})")

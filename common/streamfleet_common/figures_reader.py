@@ -43,15 +43,15 @@ class FiguresReader:
         self._commands = connections.commands
         self._calls = Calls(connections, "")
 
-    async def ping(self, *, within_s: float) -> None:
-        """Ask Redis whether it is there.
+    async def check(self, queues: Sequence[str] = (), *, within_s: float) -> None:
+        """Ask Redis what `read` must be told to say anything at all.
 
         Raises:
-            BrokerUnavailable: it did not answer in time, or cannot be reached.
+            BrokerUnavailable: it did not answer in time, cannot be reached, or refuses to tell this user.
         """
         try:
             async with asyncio.timeout(within_s):
-                await self._calls.ask(self._commands.ping, budget_s=0)
+                await self._server(queues)
         except TimeoutError:
             raise self._late(within_s) from None
 
@@ -62,7 +62,7 @@ class FiguresReader:
         as such, and so are those beyond `MOST_QUEUES` and those that Redis refuses.
 
         Raises:
-            BrokerUnavailable: Redis did not answer in time, or cannot be reached.
+            BrokerUnavailable: Redis did not answer in time, cannot be reached, or refuses to tell this user.
         """
         until = asyncio.get_running_loop().time() + within_s
         unread: Counter[Unread] = Counter(dict.fromkeys(UNREAD, 0))
@@ -119,12 +119,12 @@ class FiguresReader:
         """What `INFO memory` says, and the queues to read, those announced last first."""
 
         def questions(pipe: Any) -> None:
-            pipe.ping()
+            pipe.time()  # which the figures of each queue are reckoned from
             pipe.info("memory")
             pipe.hgetall(QUEUES)
 
-        up, memory, known = await self._ask(questions)
-        for answer in (up,) if queues else (up, known):
+        time, memory, known = await self._ask(questions)
+        for answer in (time,) if queues else (time, known):
             if isinstance(answer, Exception):
                 raise self._calls.unavailable(answer) from answer
         if isinstance(memory, Exception):

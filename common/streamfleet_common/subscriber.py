@@ -20,6 +20,7 @@ import hiredis
 from redis._parsers.hiredis import NOT_ENOUGH_DATA, _AsyncHiredisParser
 from redis.exceptions import AuthenticationError, NoPermissionError, RedisError
 
+from streamfleet_common.calls import verdict
 from streamfleet_common.connections import Connections, redacted
 from streamfleet_common.errors import BrokerUnavailable
 from streamfleet_common.listeners import Ear, Ears, Listener, give_up, tell
@@ -153,10 +154,9 @@ class Subscriber:
     def _unavailable(self, error: Exception) -> BrokerUnavailable:
         where = redacted(self._connections.url)
         if isinstance(error, (AuthenticationError, NoPermissionError)):
+            found = verdict(error)
             return BrokerUnavailable(
-                f"Redis at {where} refuses subscriptions to this user: "
-                "check the name, password and ACL in the URL",
-                reason="forbidden",
+                f"Redis at {where}, for subscriptions, {found.words}", reason=found.reason
             )
         why = str(self._failure or "") or "no answer"  # a plain timeout has no words
         return BrokerUnavailable(

@@ -21,6 +21,7 @@ from streamfleet_common.errors import (
 from streamfleet_common.one_shot import CallRequest
 from streamfleet_common.schemas import GenerateRequest, Request
 from streamfleet_producer.input_schemas import InputSchemas
+from streamfleet_producer.names import listed
 
 CARD_LIFE_S = 3.0
 """How long cards are believed before they are asked for again."""
@@ -239,7 +240,7 @@ class Catalogue:
 
     def _no_queue(self) -> ModelNotFound:
         there = (
-            f"there are: {', '.join(self._known)}. Check the name"
+            f"there are: {listed(self._known)}. Check the name"
             if self._known
             else "no worker has ever announced itself here. Check the URL"
         )

@@ -153,7 +153,7 @@ def user(raw: Any) -> Iterator[Callable[[list[str]], None]]:
     raw.acl_deluser("u")
 
 
-async def forbidden(url: str) -> None:
+async def forbidden(url: str, words: str) -> None:
     connections = Connections.open(url)
     broker = Broker(connections, "q")
     calls: list[Callable[[], Awaitable[Any]]] = [
@@ -168,6 +168,7 @@ async def forbidden(url: str) -> None:
         with pytest.raises(BrokerUnavailable) as caught:
             await call()
         assert caught.value.reason == "forbidden", caught.value
+        assert words in str(caught.value)
         assert "s3cret" not in str(caught.value)
         assert "wrong" not in str(caught.value)
     await connections.close()
@@ -175,19 +176,19 @@ async def forbidden(url: str) -> None:
 
 async def test_a_wrong_password(redis_url: str, user: Callable[[list[str]], None]) -> None:
     user(["+@all"])
-    await forbidden(url_for(redis_url, "u", "wrong"))
-    await forbidden(url_for(redis_url, "nobody", "wrong"))
+    await forbidden(url_for(redis_url, "u", "wrong"), "refuses the name or the password")
+    await forbidden(url_for(redis_url, "nobody", "wrong"), "refuses the name or the password")
 
 
 async def test_a_user_who_may_nothing(redis_url: str, user: Callable[[list[str]], None]) -> None:
     user(["-@all", "+hello", "+auth"])
-    await forbidden(url_for(redis_url, "u", "s3cret"))
+    await forbidden(url_for(redis_url, "u", "s3cret"), "refuses this user the command ")
 
 
 async def test_a_server_that_wants_a_password(redis_url: str, raw: Any) -> None:
     raw.config_set("requirepass", "s3cret")
     try:
-        await forbidden(redis_url)
+        await forbidden(redis_url, "wants a user and a password")
     finally:
         raw.config_set("requirepass", "")
 
@@ -199,6 +200,9 @@ async def test_keys_of_another_queue(redis_url: str, user: Callable[[list[str]],
     with pytest.raises(BrokerUnavailable) as caught:
         await Broker(connections, "other").submit([submission()])
     assert caught.value.reason == "forbidden"
+    assert "refuses this user a key: its ACL must be of a role that may this, for this queue" in str(
+        caught.value
+    )
     await connections.close()
 
 

@@ -92,6 +92,53 @@ def test_every_error_has_its_own_action(error: Exception, action: Action, reason
     assert (found.action, found.reason) == (action, reason)
 
 
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        # As Redis 7.0 says it, and as Redis from 7.2 on and Valkey do.
+        ("this user has no permissions to run the 'config|get' command", "the command CONFIG GET:"),
+        ("User u has no permissions to run the 'xadd' command", "the command XADD:"),
+        ("this user has no permissions to access one of the keys used as arguments", "a key:"),
+        ("No permissions to access a key", "a key:"),
+        ("User u has no permissions to access the 'its channel' key", "a key:"),
+        ("this user has no permissions to access one of the channels used as arguments", "a channel:"),
+        ("No permissions to access a channel", "a channel:"),
+        (
+            "Command # 3 (HGETALL {q:hidden:0}:x) of pipeline caused error: No permissions to access a key",
+            "a key of HGETALL:",
+        ),
+    ],
+)
+def test_a_refusal_by_acl_says_of_what(error: str, words: str) -> None:
+    said = verdict(redis_errors.NoPermissionError(error)).words
+    assert said.startswith(f"refuses this user {words}")
+    assert "hidden" not in said
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (
+            "The user executing the script can't run this command or subcommand script: 7502",
+            "a command, in a script:",
+        ),
+        (
+            "The user executing the script can't access at least one of the keys mentioned in the command",
+            "a key, in a script:",
+        ),
+        (
+            "ACL failure in script: User u has no permissions to run the 'xadd' command script: 7502",
+            "the command XADD, in a script:",
+        ),
+        ("ACL failure in script: No permissions to access a key", "a key, in a script:"),
+    ],
+)
+def test_a_refusal_of_what_a_script_does_says_of_what(error: str, words: str) -> None:
+    found = verdict(redis_errors.ResponseError(error))
+    assert (found.action, found.reason) == (Action.GIVE_UP, "forbidden")
+    assert found.words.startswith(f"refuses this user {words}")
+
+
 def test_every_reason_is_documented() -> None:
     reasons = {found.reason for found in TABLE.values()} | {"unreachable", "not_durable", "bad_url", "closed"}
     assert BrokerUnavailable.__doc__ is not None

@@ -492,6 +492,7 @@ async def test_a_wrong_password(redis_url: str) -> None:
     with pytest.raises(BrokerUnavailable) as caught:
         await subscriber.subscribe([("c", Recorder())], timeout_s=60)
     assert caught.value.reason == "forbidden"
+    assert "refuses the name or the password" in str(caught.value)
     assert "s3cret" not in str(caught.value)
     await subscriber.close()
     await connections.close()
@@ -507,6 +508,7 @@ async def test_a_channel_that_is_not_granted(redis_url: str, raw: Any) -> None:
         with pytest.raises(BrokerUnavailable) as caught:
             await subscriber.subscribe([("theirs", Recorder())], timeout_s=60)
         assert caught.value.reason == "forbidden"
+        assert "refuses this user a channel: its ACL must be" in str(caught.value)
         # The rest goes on.
         await eventually(lambda: raw.publish("ours:1", "x") == 1)
         await heard(ear, messages=1)

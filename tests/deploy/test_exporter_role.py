@@ -80,6 +80,20 @@ async def test_a_queue_that_it_may_not_read_is_counted_and_the_others_are_told(g
     assert seen[series("broker_up")] == 1
 
 
+@pytest.mark.parametrize(
+    "rights", ["+ping +info", "+ping +info +time ~other", "+ping +info +hgetall allkeys"]
+)
+async def test_a_user_who_may_ask_too_little_is_not_ready(guarded: Guarded, rights: str) -> None:
+    words = ["on", ">p", "+auth", "+hello", *rights.split()]
+    guarded.raw.execute_command("ACL", "SETUSER", "asker", "reset", *words)
+    async with Exporter(guarded.node.url.replace("//", "//asker:p@")) as exporter:
+        assert (await exporter.samples())[series("broker_up")] == 0
+        assert (await exporter.http.get("/readyz")).status_code == 503
+        guarded.raw.execute_command("ACL", "SETUSER", "asker", "+time", "+hgetall", "allkeys")
+        assert (await exporter.samples())[series("broker_up")] == 1
+        assert (await exporter.http.get("/readyz")).status_code == 200
+
+
 async def test_a_user_who_may_not_log_in_is_told_by_broker_up(guarded: Guarded) -> None:
     async with Exporter(guarded.url("metrics").replace("pass-of", "not-of")) as exporter:
         seen = await exporter.samples()

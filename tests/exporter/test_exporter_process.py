@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 import signal
 import socket
+import subprocess
+import sys
+from pathlib import Path
 from urllib.request import ProxyHandler, build_opener
 
 import pytest
 
 from command import LIMIT_S, environment, running, streamfleet
+from eventually import eventually
 from exporter_page import samples_of, series
 
 JSON = {"STREAMFLEET_LOG_FORMAT": "json"}
@@ -39,6 +43,45 @@ def test_it_starts_where_redis_is_not_there_yet() -> None:
         assert json.loads(exporter.wait_for("Redis does not answer"))["level"] == "warning"
         exporter.process.send_signal(signal.SIGINT)
         assert exporter.end()[0] == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["exporter", "gateway"])
+@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
+async def test_told_to_end_while_it_begins_it_ends_in_peace(
+    redis_url: str, command: str, ending: signal.Signals
+) -> None:
+    with running(command, "--port", "0", "--redis-url", redis_url, env=environment(**JSON)) as begun:
+        words = Path(f"/proc/{begun.process.pid}/cmdline")
+        # The command has given the process to the server, which has yet to import what it needs.
+        await eventually(
+            lambda: f"streamfleet_producer.{command}" in words.read_text().split("\0"), "the server"
+        )
+        begun.process.send_signal(ending)
+        status, lines = begun.end()
+    assert status == 0, lines
+    assert "Traceback" not in "".join(lines)
+
+
+def test_what_comes_before_a_server_s_program_runs_is_kept_for_it() -> None:
+    script = """if True:
+        import os, signal
+        from streamfleet_producer.early_end import Beginning, hold
+        over = Beginning()
+        over.watch()
+        over.is_over = True
+        os.kill(os.getpid(), signal.SIGINT)
+        print("served", flush=True)
+        hold()
+        os.kill(os.getpid(), signal.SIGINT)
+        print("held", flush=True)
+        Beginning().watch()
+        print("late", flush=True)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environment(), capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "served\nheld\n", "")
 
 
 @pytest.mark.slow

@@ -8,6 +8,13 @@ import sys
 def main() -> None:
     """Run the command line."""
     try:
+        _run()
+    except KeyboardInterrupt:
+        sys.exit(130)  # so early that no command was there to end
+
+
+def _run() -> None:
+    try:
         import rich  # noqa: F401, PLC0415 - only whether it is there
         import typer  # noqa: F401, PLC0415
     except ModuleNotFoundError as error:

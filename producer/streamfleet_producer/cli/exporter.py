@@ -11,6 +11,7 @@ from typer import Option
 
 from streamfleet_common.errors import Unsupported
 from streamfleet_producer.cli.workers import environment
+from streamfleet_producer.early_end import hold
 from streamfleet_producer.exporter.extra import missing
 
 # `-P`: a file called like one of our imports, in the folder where the user happens to be, is none of ours.
@@ -48,6 +49,7 @@ def exporter(
         "redis_url": redis_url,
     }
     # The exporter takes this process over: signals and exit status are its own.
+    hold()
     sys.stdout.flush()
     sys.stderr.flush()
     os.execve(COMMAND[0], COMMAND, environment(settings))  # noqa: S606 - no shell is wanted

@@ -11,6 +11,7 @@ from typer import Option
 from streamfleet_common.errors import Unsupported
 from streamfleet_producer.cli.gateway_process import COMMAND
 from streamfleet_producer.cli.workers import environment
+from streamfleet_producer.early_end import hold
 from streamfleet_producer.gateway.extra import missing
 
 
@@ -39,6 +40,7 @@ def gateway(
     if lacking is not None:
         raise Unsupported(lacking, feature="gateway")
     # The gateway takes this process over: signals and exit status are its own.
+    hold()
     sys.stdout.flush()
     sys.stderr.flush()
     os.execve(COMMAND[0], COMMAND, environment(settings))  # noqa: S606 - no shell is wanted

@@ -13,6 +13,7 @@ import typer
 
 from streamfleet_common.connections import Connections, redacted
 from streamfleet_common.errors import InvalidRequest, ModelNotFound
+from streamfleet_producer.names import listed
 from streamfleet_producer.operations.operator_broker import OperatorBroker
 from streamfleet_producer.operations.queue_search import queue_of
 
@@ -42,9 +43,7 @@ async def operator(
             elif rid is not None:
                 queue = await queue_of(anybody, rid, names)
             else:
-                raise InvalidRequest(
-                    f"there are several queues: choose one with --queue ({', '.join(names)})"
-                )
+                raise InvalidRequest(f"there are several queues: choose one with --queue ({listed(names)})")
         yield OperatorBroker(connections, queue)
     finally:
         await connections.close()

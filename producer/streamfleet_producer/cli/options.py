@@ -17,6 +17,7 @@ from streamfleet_common.schemas import Lane
 from streamfleet_common.secret_files import secret_of
 from streamfleet_common.settings import FleetSettings, read
 from streamfleet_producer.client import Client
+from streamfleet_producer.names import listed
 
 DEFAULT_URL = "redis://localhost:6379/0"
 CLOSE_S = 1.0
@@ -135,5 +136,5 @@ async def _only_queue(redis_url: str, wish: Wish | None) -> str:
     if 1 < len(names) <= MOST_QUEUES and wish is not None:
         names = await wish.queues(redis_url, names) or names
     if len(names) > 1:
-        raise InvalidRequest(f"there are several queues: choose one with --queue ({', '.join(names)})")
+        raise InvalidRequest(f"there are several queues: choose one with --queue ({listed(names)})")
     return names[0]

@@ -90,11 +90,12 @@ def picture(view: View, redis: str, width: int) -> list[Text]:
 def _heads(view: View, redis: str, how_often: str, width: int) -> list[Text]:
     reading = view.reading
     at = "" if reading is None else f"{datetime.fromtimestamp(reading.at_ms / 1000, UTC):%H:%M:%S} UTC"
-    right = "  ".join(filter(None, [at, how_often]))
+    silence = f"no answer for {count(int(view.silent_s))} s" if view.silent_s else ""
+    right = "  ".join(filter(None, [at, silence or how_often]))
     where = in_one_line(redis, max(10, width - 19 - len(right)))
     left = Text.assemble(("streamfleet top", "bold"), "  ", where)
     left.pad_right(max(0, width - left.cell_len - len(right)))
-    return [left.append(right, "dim"), _totals(view, width)]
+    return [left.append(right, "bold red" if silence else "dim"), _totals(view, width)]
 
 
 def _totals(view: View, width: int) -> Text:

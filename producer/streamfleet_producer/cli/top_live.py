@@ -20,6 +20,8 @@ from streamfleet_producer.operations.operator_broker import OperatorBroker
 LETTERS_AT_ONCE = 100
 MOST_ORDERS = 100
 """Of more that wait, keys are dropped."""
+LEAST_SILENCE_S = 1.0
+"""What took no longer is not called silence, however short the intervals are."""
 
 
 class LiveTop:
@@ -44,6 +46,8 @@ class LiveTop:
         self._rates = EndedRates()
         self._orders: asyncio.Queue[Order] = asyncio.Queue(MOST_ORDERS)
         self._soon = asyncio.Event()
+        self._clock = asyncio.get_running_loop().time
+        self._answered_at = self._clock()
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._screen = Screen(
             console,
@@ -64,6 +68,7 @@ class LiveTop:
             tasks: list[asyncio.Task[Any]] = [
                 asyncio.create_task(self._keep_reading()),
                 asyncio.create_task(self._obey()),
+                asyncio.create_task(self._watch()),
             ]
             try:
                 await asyncio.wait([self._over, *tasks], return_when=asyncio.FIRST_COMPLETED)
@@ -79,6 +84,7 @@ class LiveTop:
 
     async def _read(self) -> None:
         reading = await self._reader.read()
+        self._answered_at = self._clock()
         self._view.take(reading, queue_rows(reading, self._rates.take(reading)), worker_rows(reading))
 
     async def _keep_reading(self) -> None:
@@ -94,6 +100,16 @@ class LiveTop:
             except BrokerUnavailable as error:
                 self._view.trouble = f"not read since then: {error.message}"
             self._screen.refresh()
+
+    async def _watch(self) -> None:
+        """Say that a picture is old, long before a reading gives up."""
+        limit_s = max(LEAST_SILENCE_S, 2 * self._interval_s)
+        while True:
+            await asyncio.sleep(min(1.0, limit_s - self._interval_s))
+            silent_s = self._clock() - self._answered_at
+            if silent_s >= limit_s:
+                self._view.silent_s = silent_s
+                self._screen.refresh()
 
     # --- keys
 

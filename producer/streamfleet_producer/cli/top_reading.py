@@ -17,6 +17,7 @@ from streamfleet_common.errors import BrokerUnavailable, InvalidRequest, ModelNo
 from streamfleet_common.figures import QueueFigures
 from streamfleet_common.figures_reader import FiguresReader
 from streamfleet_common.keys import Keys
+from streamfleet_producer.names import listed
 from streamfleet_producer.operations.operator_broker import OperatorBroker
 
 LIMIT_S = 10.0
@@ -72,7 +73,7 @@ class FleetReader:
             known = await self._names.queues()
             raise ModelNotFound(
                 f"no queue is called {' or '.join(map(repr, self._patterns))}; "
-                f"the queues there are: {', '.join(known) or 'none'}",
+                f"the queues there are: {listed(known)}",
                 known=known,
             )
 

@@ -50,6 +50,8 @@ class View:
     message: str = ""
     trouble: str = ""
     """Why there are no newer figures."""
+    silent_s: float = 0.0
+    """For how long Redis has not answered, where that is long enough to be said."""
     letters: list[DeadLetter] = field(default_factory=list)
     letters_queue: str = ""
     letter_at: int = 0
@@ -61,7 +63,7 @@ class View:
 
     def take(self, reading: Reading, queues: Sequence[QueueRow], workers: Sequence[WorkerRow]) -> None:
         """Show these from now on."""
-        self.reading = reading
+        self.reading, self.silent_s = reading, 0.0
         self.queues, self.workers = list(queues), list(workers)
         self.trouble = "" if reading.refusal is None else f"queues not read: {reading.refusal}"
         self._order()

@@ -33,12 +33,12 @@ def application(readings: Readings) -> Starlette:
         return PlainTextResponse("ok\n")
 
     async def readyz(_: HttpRequest) -> Response:
-        """Redis answers."""
+        """Redis answers, and tells this user what a page needs: as `broker_up` says."""
         try:
-            await readings.ping()
+            await readings.check()
         except BrokerUnavailable as error:
             log.debug("not ready", reason=error.message)  # which is not for everybody who asks
-            return PlainTextResponse("Redis does not answer; the log says why\n", 503)
+            return PlainTextResponse("Redis does not answer, or refuses this user; the log says why\n", 503)
         return PlainTextResponse("ok\n")
 
     async def elsewhere(_: HttpRequest, __: Exception) -> Response:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import signal
 import socket
 import sys
 
@@ -17,6 +16,7 @@ from streamfleet_common.connections import Connections
 from streamfleet_common.errors import BrokerUnavailable, StreamfleetError
 from streamfleet_common.figures_reader import FiguresReader
 from streamfleet_common.settings import misspelled, read
+from streamfleet_producer.early_end import Beginning
 from streamfleet_producer.exporter.app import application
 from streamfleet_producer.exporter.reading import Readings
 from streamfleet_producer.exporter.settings import ExporterSettings
@@ -35,18 +35,26 @@ log = structlog.get_logger()
 
 
 class ExporterServer(uvicorn.Server):
-    """Serves on one socket, and says when it does."""
+    """Serves on one socket, and says when it does; `beginning` is over then."""
+
+    def __init__(self, config: uvicorn.Config, beginning: Beginning) -> None:
+        super().__init__(config)
+        self._beginning = beginning
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
+        self._beginning.is_over = True
         for listening in sockets or ():
             host, port = listening.getsockname()[:2]
             shown = f"[{host}]" if ":" in host else host
             log.info("exporter listens", url=f"http://{shown}:{port}/metrics", port=port)
 
 
-def main() -> int:
-    """Serve until told to end. The exit status is 0 then, 1 after a failure, 2 for wrong settings."""
+def main(beginning: Beginning) -> int:
+    """Serve until told to end. The exit status is 0 then, 1 after a failure, 2 for wrong settings.
+
+    `beginning` is over once it serves.
+    """
     try:
         settings = read(ExporterSettings)
     except StreamfleetError as error:
@@ -62,14 +70,11 @@ def main() -> int:
         fault = f"cannot listen on {settings.exporter_host}:{settings.exporter_port} ({why})"
         log.error("%s: choose another STREAMFLEET_EXPORTER_PORT or STREAMFLEET_EXPORTER_HOST", fault)
         return 1
-    for ending in (signal.SIGTERM, signal.SIGINT):
-        # uvicorn ends in peace when it gets one, and then raises it once more, for whoever was before it.
-        signal.signal(ending, lambda *_: None)
     with listening:
-        return asyncio.run(serve(settings, listening))
+        return asyncio.run(serve(settings, listening, beginning))
 
 
-async def serve(settings: ExporterSettings, listening: socket.socket) -> int:
+async def serve(settings: ExporterSettings, listening: socket.socket, beginning: Beginning) -> int:
     """Serve on this socket until told to end; gives the exit status."""
     try:
         connections = Connections.open(settings.redis_url, max_connections=2)
@@ -92,7 +97,7 @@ async def serve(settings: ExporterSettings, listening: socket.socket) -> int:
         timeout_graceful_shutdown=2,
     )
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # what it warns of, we say ourselves
-    server = ExporterServer(config)
+    server = ExporterServer(config, beginning)
     try:
         await server.serve(sockets=[listening])
     finally:

@@ -41,9 +41,9 @@ class Readings:
         self._is_up = True
         self._unread: Mapping[Unread, int] = {}
 
-    async def ping(self) -> None:
-        """Ask Redis whether it is there. Raises BrokerUnavailable."""
-        await self._reader.ping(within_s=self._timeout_s)
+    async def check(self) -> None:
+        """Ask Redis whether there would be a page. Raises BrokerUnavailable."""
+        await self._reader.check(self._queues, within_s=self._timeout_s)
 
     async def read(self) -> Reading:
         """What Redis says now, or did when a reading that is under way began."""

@@ -27,7 +27,9 @@ class GatewayMetrics:
             registry=self.registry,
         )
         Gauge(
-            "streamfleet_gateway_open_requests", "HTTP requests under way.", registry=self.registry
+            "streamfleet_gateway_open_requests",
+            "HTTP requests under way, but for probes, scrapes and pages.",
+            registry=self.registry,
         ).set_function(lambda: self.open_requests)
         self._gone = Counter(
             "streamfleet_gateway_disconnects_total",
@@ -35,11 +37,7 @@ class GatewayMetrics:
             registry=self.registry,
         )
 
-    def began(self) -> None:
-        self.open_requests += 1
-
-    def ended(self, route: str, status: int, seconds: float) -> None:
-        self.open_requests -= 1
+    def answered(self, route: str, status: int, seconds: float) -> None:
         self._requests.labels(route, str(status)).inc()
         self._seconds.labels(route).observe(seconds)
 

@@ -109,7 +109,9 @@ class Application:
                 message = passage.answering(message)
             await send(message)
 
-        services.metrics.began()
+        # Nor is one of these under way for whoever wonders how many more there may be.
+        open_ = int(not operation.public)
+        services.metrics.open_requests += open_
         try:
             try:
                 response = await self._respond(services, scope, receive, passage)
@@ -126,7 +128,8 @@ class Application:
             await response(scope, receive, sending)
         finally:
             seconds = time.monotonic() - passage.began_at
-            services.metrics.ended(operation.path, passage.status, seconds)
+            services.metrics.open_requests -= open_
+            services.metrics.answered(operation.path, passage.status, seconds)
             passage.over(seconds, says_so=services.settings.log_level == "debug")
 
     def _refused(self, passage: Passage, error: StreamfleetError) -> Response:
@@ -137,7 +140,7 @@ class Application:
         self, services: Services, scope: Scope, receive: Receive, passage: Passage
     ) -> ASGIApp | Response:
         operation, settings = self._operation, services.settings
-        if services.metrics.open_requests > settings.max_requests and not operation.public:
+        if not operation.public and services.metrics.open_requests > settings.max_requests:
             raise Overloaded(
                 f"{settings.max_requests} requests are under way here, and no more are taken: try again",
                 limit=settings.max_requests,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import os
-import signal
 import socket
 import sys
 from importlib.metadata import version
@@ -17,6 +16,7 @@ from starlette.applications import Starlette
 from streamfleet_common import logs, tracing
 from streamfleet_common.errors import InvalidRequest, StreamfleetError
 from streamfleet_common.settings import misspelled, read
+from streamfleet_producer.early_end import Beginning
 from streamfleet_producer.gateway.app import application
 from streamfleet_producer.gateway.listening import listen
 from streamfleet_producer.gateway.server import GatewayServer
@@ -33,8 +33,11 @@ WRONG_SETTINGS = 2
 log = structlog.get_logger()
 
 
-def main() -> int:
-    """Serve until told to end. The exit status is 0 then, 1 after a failure, 2 for wrong settings."""
+def main(beginning: Beginning) -> int:
+    """Serve until told to end. The exit status is 0 then, 1 after a failure, 2 for wrong settings.
+
+    `beginning` is over once it serves.
+    """
     try:
         settings = read(GatewaySettings)
     except StreamfleetError as error:
@@ -51,20 +54,22 @@ def main() -> int:
         log.error("%s: choose another STREAMFLEET_GATEWAY_PORT or STREAMFLEET_GATEWAY_HOST", fault)
         return 1
     with listening:
-        return _serve(settings, listening)
+        return _serve(settings, listening, beginning)
 
 
-def _serve(settings: GatewaySettings, listening: socket.socket) -> int:
+def _serve(settings: GatewaySettings, listening: socket.socket, beginning: Beginning) -> int:
     provider = tracing.provider("streamfleet-gateway", version("streamfleet"))
     app = application(settings, _spans(provider))
+
+    def serves() -> None:
+        beginning.is_over = True
+        _greet(settings, listening)
+
     try:
-        server = GatewayServer(app, settings, lambda: _greet(settings, listening))
+        server = GatewayServer(app, settings, serves)
     except InvalidRequest as error:
         log.error(error.message, code=error.code)
         return WRONG_SETTINGS
-    for ending in (signal.SIGTERM, signal.SIGINT):
-        # uvicorn ends in peace when it gets one, and then raises it once more, for whoever was before it.
-        signal.signal(ending, lambda *_: None)
     try:
         asyncio.run(server.serve(sockets=[listening]))
     except SystemExit:

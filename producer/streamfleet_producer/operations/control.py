@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from streamfleet_common.errors import DeadlineExceeded, ModelNotFound, RequestNotFound
+from streamfleet_producer.names import listed
 from streamfleet_producer.operations.operator_broker import OperatorBroker
 
-MOST_NAMES = 10
-"""In what is said to a person; errors have all of them in `known`."""
 LOOK_S = 0.25
 """How often a card is looked for; a worker takes it down at the end of its drain."""
 
@@ -73,7 +71,7 @@ async def drain(broker: OperatorBroker, worker: str) -> Drain:
     cleaned = control.leaked
     await broker.unmark_drain(cleaned)
     if worker not in control.workers:
-        alive = _listed(control.workers)
+        alive = listed(control.workers)
         raise RequestNotFound(
             f"no worker {worker[:80]!r} of queue {broker.keys.queue!r} is alive; those that are: {alive}",
             known=list(control.workers),
@@ -108,7 +106,7 @@ async def known(broker: OperatorBroker) -> None:
     """
     names = await broker.queues()
     if broker.keys.queue not in names:
-        there = _listed(names)
+        there = listed(names)
         raise ModelNotFound(
             f"no worker has ever announced queue {broker.keys.queue!r}; the queues there are: {there}",
             known=names,
@@ -118,9 +116,3 @@ async def known(broker: OperatorBroker) -> None:
 async def _paused(broker: OperatorBroker, has_changed: bool) -> Pause:
     control, depth = await broker.control(), await broker.depth()
     return Pause(broker.keys.queue, control.is_paused, has_changed, depth.queued, depth.running)
-
-
-def _listed(names: Sequence[str]) -> str:
-    """The first of them; a fleet may have a thousand."""
-    more = f" and {len(names) - MOST_NAMES:,} more" if len(names) > MOST_NAMES else ""
-    return ", ".join(names[:MOST_NAMES]) + more or "none"

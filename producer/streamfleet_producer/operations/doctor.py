@@ -11,6 +11,7 @@ from streamfleet_common.codec import VERSION
 from streamfleet_common.connections import Connections
 from streamfleet_common.errors import BrokerUnavailable, ModelNotFound
 from streamfleet_common.settings import Durability
+from streamfleet_producer.names import listed
 from streamfleet_producer.operations.checkup import Check
 from streamfleet_producer.operations.operator_broker import OperatorBroker
 from streamfleet_producer.operations.queue_checks import check_queue
@@ -56,9 +57,9 @@ async def examine(
         names = None
     missing = [name for name in queues if names is not None and name not in names]
     if missing:
-        there = ", ".join(names or ()) or "none"
         raise ModelNotFound(
-            f"no worker has ever announced queue {missing[0]!r}; the queues there are: {there}", known=names
+            f"no worker has ever announced queue {missing[0]!r}; the queues there are: {listed(names or ())}",
+            known=names,
         )
     chosen = list(queues) or names or []
     if role is not None:

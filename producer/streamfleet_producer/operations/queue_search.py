@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from streamfleet_common.errors import InvalidRequest, RequestNotFound
 from streamfleet_producer.intake import checked
+from streamfleet_producer.names import listed
 from streamfleet_producer.operations.operator_broker import OperatorBroker
 
 MOST_QUEUES = 1000
@@ -24,7 +25,7 @@ async def queue_of(broker: OperatorBroker, rid: str, queues: Sequence[str]) -> s
     found, refused = await broker.queues_knowing(checked(rid), some)
     if len(found) > 1:
         raise InvalidRequest(
-            f"several queues know a request {rid}: choose one with --queue ({', '.join(found)})"
+            f"several queues know a request {rid}: choose one with --queue ({listed(found)})"
         )
     if found:
         return found[0]

@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 from typer.testing import CliRunner, Result
 
 from command import LIMIT_S, PROGRAM, environment, running, streamfleet
 from hand_worker import HandWorker
 from streamfleet_common.schemas import Envelope, GenerateRequest, Guide, Sampling
+from streamfleet_producer import cli
 from streamfleet_producer.cli.app import app
 from streamfleet_producer.cli.workers import COMMAND
 from streamfleet_producer.client import Client
@@ -206,6 +208,17 @@ def test_several_queues_want_a_choice(redis_url: str) -> None:
 
     assert done.exit_code == 2
     assert done.stderr == "error: there are several queues: choose one with --queue (one, two)\n"
+
+
+@pytest.mark.parametrize("command", [("stream", "hello"), ("dead", "list")])
+def test_of_very_many_queues_some_are_named(redis_url: str, command: tuple[str, ...]) -> None:
+    with redis.Redis.from_url(redis_url) as raw:
+        raw.hset("streamfleet:queues", mapping={f"queue{number:04}": "1" for number in range(1203)})
+    done = CliRunner().invoke(app, [*command, "--redis-url", redis_url])
+
+    assert done.exit_code == 2
+    assert "queue0009 and 1,193 more)" in done.stderr
+    assert "queue0010" not in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -413,6 +426,16 @@ def test_without_the_extra_it_says_what_to_install(missing: str) -> None:
         f"error: the streamfleet command needs the Python package '{missing}': "
         "pip install 'streamfleet[cli]'\n"
     )
+
+
+def test_ctrl_c_before_there_is_a_command_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def importing() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "_run", importing)
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    assert caught.value.code == 130
 
 
 def test_the_command_imports_neither_a_worker_nor_torch() -> None:

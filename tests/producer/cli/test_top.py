@@ -21,7 +21,7 @@ from streamfleet_producer.cli.top_frame import frame, picture
 from streamfleet_producer.cli.top_reading import Member, Reading
 from streamfleet_producer.cli.top_rows import EndedRates, Percentiles, percentiles, queue_rows, worker_rows
 from streamfleet_producer.cli.top_values import count, duration, fitted, percent, rate
-from streamfleet_producer.cli.top_view import Order, View
+from streamfleet_producer.cli.top_view import Order, Question, View
 
 AT_MS = 1_790_000_000_000
 REDIS = "redis://a-long-name-of-a-server.example.internal:6379/0?protocol=3&socket_timeout=5"
@@ -338,6 +338,21 @@ def test_80_columns_have_all_of_the_totals_of_a_fleet_in_trouble() -> None:
     line = "2 draining 1204 waiting 96 running 12 dead 1968 ended/s 19.7k tok/s"
     assert texts(shown([queue], workers))[1] == line
     assert texts(shown([queue], workers), 120)[1].startswith("1 queue  14 workers  2 draining  1204 waiting")
+
+
+def test_80_columns_have_how_long_redis_has_been_silent() -> None:
+    view = shown([figures()], [])
+    view.silent_s = 7.9
+    for width in (80, 200):
+        (head, *_) = texts(view, width)
+        assert head.startswith("streamfleet top  redis://")
+        assert head.endswith(" UTC  no answer for 7 s")
+        assert cell_len(head) == width
+    view.question = Question("drain it?", Order("drain"))
+    assert "no answer for 7 s" in texts(view)[0]
+    assert view.reading is not None
+    view.take(view.reading, view.queues, view.workers)
+    assert "no answer" not in texts(view)[0]
 
 
 def test_what_is_written_by_hand_steers_no_terminal() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
 import signal
 import sys
@@ -184,11 +185,20 @@ def test_a_shell_may_send_it_away_and_fetch_it_back(url: str) -> None:
 def test_a_server_that_is_away_is_said_and_waited_for(server: Any, url: str) -> None:
     with watched(url) as top:
         top.wait_for_line("QUEUE", "WAIT")
+        os.kill(server.pid, signal.SIGSTOP)
+        try:
+            # Long before the reading that waits gives up.
+            top.wait_for_line("streamfleet top", "UTC  no answer for ")
+        finally:
+            os.kill(server.pid, signal.SIGCONT)
+        top.wait_for(lambda top: "no answer" not in "".join(top.lines()), "an answer")
         server.kill()
         top.wait_for_line("not read since then")
+        top.wait_for_line("streamfleet top", "UTC  no answer for ")
         top.wait_for_line("QUEUE", "WAIT")  # the last picture
         server.start()
         top.wait_for(lambda top: "not read" not in "".join(top.lines()), "a new reading")
+        assert "no answer" not in "".join(top.lines())
         top.press("q")
         assert top.end() == 0
 

@@ -9,6 +9,7 @@ import struct
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any, cast
 
+import httpx
 import pytest
 from starlette.requests import Request as HttpRequest
 
@@ -356,6 +357,10 @@ async def test_half_a_body_is_no_request(hand: HandWorker, gateway: Gateway, cli
         _, writer = await connected(gateway)
         writer.write(post("/v1/completions", STREAM[:20], length=len(STREAM)))
         await eventually(lambda: gateway.services.metrics.open_requests == 1)
+        # The scrape that tells of it is none itself.
+        async with httpx.AsyncClient(base_url=gateway.url) as http:
+            told = (await http.get("/metrics")).text
+        assert "\nstreamfleet_gateway_open_requests 1.0\n" in told
         close(writer)
         await eventually(lambda: gateway.services.metrics.open_requests == 0)
     assert (await client.depth()).open == 0

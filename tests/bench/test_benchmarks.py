@@ -32,6 +32,7 @@ def found(script: str, *arguments: str, limit_s: float = 150) -> Any:
     return json.loads(run(script, *arguments, "--json", limit_s=limit_s))
 
 
+@pytest.mark.slow
 def test_the_fleet_goes_through_a_round() -> None:
     arguments = ("--only", "streamfleet", "--rounds", "1", "--seconds", "0.2", "--trips", "3")
 
@@ -96,6 +97,7 @@ def test_the_server_s_cost_of_each_step_and_delta_is_measured_with_and_without_a
             assert all(figures["least"][step] > 0 for step in steps)
 
 
+@pytest.mark.slow
 def test_bytes_and_cost_of_open_requests_are_measured() -> None:
     arguments = ("--rounds", "1", "--requests", "64", "--sizes", "256,512")
 

@@ -5,7 +5,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 
+
+@pytest.mark.slow
 def test_each_case_is_measured_beside_transformers(tmp_path: Path) -> None:
     script, result = Path(__file__).with_name("sampling.py"), tmp_path / "result.json"
     arguments = ["--batch", "4", "--vocab", "500", "--rounds", "1", "--json", str(result)]

@@ -47,6 +47,7 @@ def test_every_question_is_answered_and_the_story_told() -> None:
     assert done.stdout.endswith('  $ streamfleet stream "Why is the sky blue?" --queue smollm2\n')
 
 
+@pytest.mark.slow
 def test_it_asks_what_it_is_given() -> None:
     done = streamfleet("demo", "ECHO 3", "--max-tokens", "2")
 

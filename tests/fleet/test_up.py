@@ -152,6 +152,7 @@ def test_its_gateway_is_asked_mended_and_ended(tmp_path: Path) -> None:
         wait_gone(processes)
 
 
+@pytest.mark.slow
 def test_a_gateway_that_cannot_start_is_the_end() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -187,6 +188,7 @@ def test_where_keys_are_wanted_it_says_so(tmp_path: Path) -> None:
             assert "keys.json" in heard.result()
 
 
+@pytest.mark.slow
 def test_without_the_extra_it_goes_on_without_a_gateway(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['uvicorn'] = None\n")
     env = environment(PYTHONPATH=str(tmp_path))

@@ -89,12 +89,38 @@ class Housekeeping(Steps):
         args += [limits.max_queue_tokens, lease_ms, int(keep_payload), int(crowded), sub_lanes]
         now = await self._calls.script("announce", args)
         self._sub_lanes = max(self._sub_lanes, sub_lanes)
+        await self._name_queue(int(now))
+
+    async def announce_queue(self) -> bool:
+        """Name the queue among the fleet's, for a worker that has no card yet: callers wait for it then.
+
+        Gives whether nobody had named it before.
+        """
+        seconds, micros = await self._calls.ask(self._commands.time)
+        return await self._name_queue(seconds * 1000 + micros // 1000)
+
+    async def withdraw_queue(self) -> None:
+        """Forget the queue's name again, unless requests are open there or a card is shown.
+
+        Another worker that has no card yet names it once more when it has.
+        """
+        redis: Any = self._commands
+        if await self._calls.ask(lambda: redis.zcard(self.keys.open)):
+            return
+        if await self._calls.ask(lambda: redis.hgetall(self.keys.workers)):
+            return
+        await self._calls.ask(lambda: redis.hdel(QUEUES, self.keys.queue))
+
+    async def _name_queue(self, now: int) -> bool:
+        """Whether it is a new name."""
         try:
-            await self._calls.ask(lambda: self._commands.hset(QUEUES, self.keys.queue, str(now)))
+            added = await self._calls.ask(lambda: self._commands.hset(QUEUES, self.keys.queue, str(now)))
         except BrokerUnavailable as error:
-            # The card itself is shown. A full Redis refuses a plain command, and knows the name since long.
+            # Cards are shown all the same. A full Redis refuses a plain command, and knows most names.
             if error.details.get("reason") != "out_of_memory":
                 raise
+            return False
+        return bool(added)
 
     async def memory_used(self) -> float:
         """Redis's memory in use, as a share of its `maxmemory`; 0 where it has no limit."""

@@ -128,6 +128,8 @@ async def test_worker(guarded: Guarded) -> None:
     raw = Connections.open(guarded.node.url)
     anybody = Broker(raw, "q")
     async with HandWorker(guarded.url("worker")) as hand:
+        assert await worker.announce_queue()
+        await worker.withdraw_queue()
         await hand.broker.announce(CARD, sub_lanes=3)
         await worker.create_groups()
         await anybody.submit([submission(tenant=f"t{number}", stream=True) for number in range(6)])

@@ -14,6 +14,7 @@ from gated_engine import SLOW, GatedEngine
 from hired import Hired, end, ends, events, eventually_so, record, submit, text_of
 from hired_view import echo, has_text, is_empty, polled_again, states
 from streamfleet_common.broker import Broker
+from streamfleet_common.errors import ModelLoadFailed
 from streamfleet_common.keys import LETTERS, Keys
 from streamfleet_common.schemas import Envelope, GenerateRequest, Start, new_rid
 from streamfleet_common.submissions import Submission
@@ -25,10 +26,11 @@ Hire = Callable[..., Awaitable[Hired]]
 # --- start
 
 
-async def test_nothing_is_shown_or_read_before_the_engine_is_built(
+async def test_nothing_is_shown_or_read_before_the_engine_is_built_but_the_queue_has_its_name(
     broker: Broker, redis_url: str, raw: redis.Redis
 ) -> None:
     (rid,) = await submit(broker, ["early"])
+    assert await broker.queues() == []
     hired = Hired(redis_url, "w1", GatedEngine())
     built = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -41,6 +43,7 @@ async def test_nothing_is_shown_or_read_before_the_engine_is_built(
     starting = asyncio.create_task(hired.worker.start())
     await eventually(lambda: hired.worker._engine_thread.alive, "the building")
     assert await broker.cards() == []
+    assert await broker.queues() == ["q"], "so callers wait"
     assert (await record(broker, rid)).state == "queued"
     assert raw.xinfo_groups(Keys("q").stream("normal")) == []
     assert hired.worker.vitals.unready() == "starting"
@@ -52,6 +55,54 @@ async def test_nothing_is_shown_or_read_before_the_engine_is_built(
     assert (card.worker, card.model, card.state) == ("w1", "scripted", "ready")
     assert (card.limits.max_queue_depth, card.limits.max_batch_size) == (77, 8)
     assert (await end(broker, rid)).text == "early"
+    await hired.dismiss()
+
+
+@pytest.mark.parametrize("waiting", [0, 1])
+@pytest.mark.parametrize("is_stopped", [False, True])
+async def test_a_worker_that_cannot_start_leaves_no_new_queue_unless_somebody_waits_there(
+    broker: Broker, redis_url: str, raw: redis.Redis, waiting: int, is_stopped: bool
+) -> None:
+    hired = Hired(redis_url, "w1", GatedEngine())
+    loop = asyncio.get_running_loop()
+
+    def build() -> GatedEngine:
+        names.append(asyncio.run_coroutine_threadsafe(broker.queues(), loop).result())
+        if waiting:
+            asyncio.run_coroutine_threadsafe(submit(broker, ["x"]), loop).result()
+        if is_stopped:
+            loop.call_soon_threadsafe(worker.stop)
+            return hired.engine
+        raise ValueError("no such file")
+
+    names: list[list[str]] = []
+    before = int(raw.time()[0]) * 1000
+    worker = Worker(Broker(hired.connections, "q"), build, name="w1", max_queue_depth=7, version="0")
+    if is_stopped:
+        assert not await worker.start()
+    else:
+        with pytest.raises(ModelLoadFailed):
+            await worker.start()
+    assert names == [["q"]]
+    left = raw.hgetall("streamfleet:queues")
+    assert list(left) == ([b"q"] if waiting else [])
+    assert all(before <= int(at) <= int(raw.time()[0]) * 1000 + 1000 for at in left.values())
+    await hired.dismiss()
+
+
+async def test_a_worker_that_cannot_start_leaves_the_name_of_a_queue_that_was_there(
+    broker: Broker, redis_url: str, raw: redis.Redis
+) -> None:
+    raw.hset("streamfleet:queues", "q", "7")
+    hired = Hired(redis_url, "w1", GatedEngine())
+
+    def build() -> GatedEngine:
+        raise ValueError("no such file")
+
+    worker = Worker(Broker(hired.connections, "q"), build, name="w1", max_queue_depth=7, version="0")
+    with pytest.raises(ModelLoadFailed):
+        await worker.start()
+    assert await broker.queues() == ["q"]
     await hired.dismiss()
 
 

@@ -52,6 +52,7 @@ class Presence:
         self._stats = stats
         self._version = version
         self._draining = False
+        self._has_named = False
 
     def card(self) -> Card:
         """The card as of now."""
@@ -81,6 +82,22 @@ class Presence:
             lease_ms=self._lease_ms,
             sub_lanes=self._sub_lanes,
         )
+
+    async def herald(self) -> None:
+        """Name the queue before there is a card, so that callers wait for the model rather than be refused.
+
+        Raises:
+            BrokerUnavailable: it cannot be named.
+        """
+        self._has_named = await self._broker.announce_queue()
+
+    async def withdraw(self) -> None:
+        """Of a worker that cannot start: take a name that was new with it back, if Redis will hear it.
+
+        Where requests wait already it stays.
+        """
+        if self._has_named:
+            await _courteously(self._broker.withdraw_queue())
 
     async def announce(self) -> None:
         """Show the card.

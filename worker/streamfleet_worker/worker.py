@@ -164,15 +164,18 @@ class Worker:
         """Build the engine, announce it, and begin to consume. False if `stop` came first.
 
         Raises:
-            StreamfleetError: the broker or the model cannot be had; nothing has been read then.
+            StreamfleetError: the broker or the model cannot be had; nothing has been read then, and the name
+                of a queue that was new with this worker is forgotten unless requests wait there.
         """
         try:
-            for step in (self._broker.ping, self._build, self._present):
+            for step in (self._broker.ping, self._presence.herald, self._build, self._present):
                 if not await self._unless_stopped(step()):
                     log.info("stopped while starting")
+                    await self._presence.withdraw()
                     await self._close(0)
                     return False
         except BaseException:
+            await self._presence.withdraw()
             await self._close(0)
             raise
         info = self._engine_thread.info

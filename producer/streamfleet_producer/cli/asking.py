@@ -110,7 +110,8 @@ def text_item(line: str, *, jsonl: bool, keep: bool, pair: bool = False) -> Item
         pair: a field `pair` is the second text.
     """
     if not jsonl:
-        return Item((line, None), {"text": line} if keep else {})
+        fault = "" if line.strip() else "the line is empty"
+        return Item((line, None), {"text": line} if keep else {}, fault)
     try:
         fields = json.loads(line)
     except (ValueError, RecursionError):
@@ -124,4 +125,5 @@ def text_item(line: str, *, jsonl: bool, keep: bool, pair: bool = False) -> Item
     second = fields.get("pair") if pair else None
     if second is not None and not isinstance(second, str):
         return Item(None, others, 'the field "pair" is no text')
-    return Item((fields["text"], second), others)
+    fault = "" if fields["text"].strip() else 'the field "text" is empty'
+    return Item((fields["text"], second), others, fault)

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from streamfleet_common.errors import InvalidRequest, StreamfleetError
+from streamfleet_common.errors import InvalidRequest, StreamfleetError, from_wire
 from streamfleet_producer.cli.line_output import LineOutput
 from streamfleet_producer.cli.lines import Line, Lines
 from streamfleet_producer.cli.progress import Progress
@@ -125,7 +125,10 @@ class LineJob:
             answered.append((item, InvalidRequest(f"line {number + place}: {item.fault}")))
         outcomes = await self.asked([item.value for _, item in open_]) if open_ else ()
         for (place, item), outcome in zip(open_, outcomes, strict=True):
-            answered[place] = (item, watch.explained(outcome) if isinstance(outcome, Exception) else outcome)
+            told = outcome
+            if isinstance(outcome, StreamfleetError):
+                told = _of_line(watch.explained(outcome), number + place)
+            answered[place] = (item, told)
         return answered
 
     def _write(self, answered: _Answered) -> None:
@@ -154,3 +157,10 @@ class LineJob:
             say(f"{count} lines are written", "yellow")
         else:
             say(f"{count} lines are written to {self.output.path}: --resume goes on after them", "yellow")
+
+
+def _of_line(error: StreamfleetError, number: int) -> StreamfleetError:
+    """An error about the only text of a request, in words about the line that the text was."""
+    words = error.message.replace(" and pairs.0", "").replace("texts.0", f"line {number}")
+    words = words.replace("pairs.0", f"the pair of line {number}")
+    return error if words == error.message else from_wire(error.code, words, error.details)

@@ -10,20 +10,22 @@ from typing import Annotated
 
 import typer
 
+from streamfleet_common.broker import Broker
 from streamfleet_common.cards import Card
-from streamfleet_common.connections import redacted
+from streamfleet_common.connections import Connections, redacted
 from streamfleet_common.errors import InvalidRequest, ModelNotFound, Unsupported
 from streamfleet_common.schemas import Lane
 from streamfleet_common.secret_files import secret_of
 from streamfleet_common.settings import FleetSettings, read
 from streamfleet_producer.client import Client
-from streamfleet_producer.names import listed
+from streamfleet_producer.names import MOST_NAMES, listed
 
 DEFAULT_URL = "redis://localhost:6379/0"
 CLOSE_S = 1.0
 """How long a command that ends tries to reach a Redis that is away: somebody has pressed Ctrl-C."""
-MOST_QUEUES = 16
+MOST_QUEUES = 1000
 """So many are looked at for one that does what is asked."""
+AT_ONCE = 16
 
 
 def _from_file(value: str) -> str:
@@ -94,7 +96,7 @@ async def open_client(
         if wish is None or any(map(wish.suits, await client.models())):
             raise
         others = await wish.queues(redis_url, await client.queues())
-        does = f"; queue {' and '.join(map(repr, others))} does it" if others else ""
+        does = f"; queue {' and '.join(map(repr, others[:MOST_NAMES]))} does it" if others else ""
         raise type(error)(
             f"{error.message} (asked at {redacted(redis_url)}{does})", **error.details
         ) from None
@@ -114,14 +116,18 @@ class Wish:
 
     async def queues(self, redis_url: str, names: Sequence[str]) -> list[str]:
         """Those of some queues, of `MOST_QUEUES` at most, that do it now."""
-        some = names[:MOST_QUEUES]
-        cards = await asyncio.gather(*(_cards(redis_url, name) for name in some))
-        return [name for name, found in zip(some, cards, strict=True) if any(map(self.suits, found))]
-
-
-async def _cards(redis_url: str, queue: str) -> list[Card]:
-    async with Client(redis_url, queue) as client:
-        return await client.models()
+        suiting: list[str] = []
+        connections = Connections.open(redis_url)
+        try:
+            for start in range(0, min(len(names), MOST_QUEUES), AT_ONCE):
+                some = names[start : min(start + AT_ONCE, MOST_QUEUES)]
+                cards = await asyncio.gather(*(Broker(connections, name).cards() for name in some))
+                suiting += [
+                    name for name, found in zip(some, cards, strict=True) if any(map(self.suits, found))
+                ]
+        finally:
+            await connections.close()
+        return suiting
 
 
 async def _only_queue(redis_url: str, wish: Wish | None) -> str:
@@ -133,8 +139,15 @@ async def _only_queue(redis_url: str, wish: Wish | None) -> str:
             "start one with `streamfleet up`, or check the URL",
             known=[],
         )
-    if 1 < len(names) <= MOST_QUEUES and wish is not None:
-        names = await wish.queues(redis_url, names) or names
-    if len(names) > 1:
-        raise InvalidRequest(f"there are several queues: choose one with --queue ({listed(names)})")
-    return names[0]
+    if len(names) == 1:
+        return names[0]
+    why = "there are several queues"
+    if wish is not None:
+        suiting = await wish.queues(redis_url, names)
+        if len(suiting) == 1 and len(names) <= MOST_QUEUES:
+            return suiting[0]
+        looked = min(len(names), MOST_QUEUES)
+        does = "do" if len(suiting) > 1 else "does"
+        why += f", and {len(suiting) or 'none'} of the {looked:,} looked at {does} this now"
+        names = suiting or names
+    raise InvalidRequest(f"{why}: choose one with --queue ({listed(names)})")

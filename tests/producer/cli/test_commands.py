@@ -21,6 +21,7 @@ from command import LIMIT_S, PROGRAM, environment, running, streamfleet
 from hand_worker import HandWorker
 from streamfleet_common.schemas import Envelope, GenerateRequest, Guide, Sampling
 from streamfleet_producer import cli
+from streamfleet_producer.cli import options
 from streamfleet_producer.cli.app import app
 from streamfleet_producer.cli.workers import COMMAND
 from streamfleet_producer.client import Client
@@ -204,10 +205,37 @@ def test_several_queues_want_a_choice(redis_url: str) -> None:
                 await worker.announce()
 
     asyncio.run(announce())
-    done = CliRunner().invoke(app, ["stream", "hello", "--redis-url", redis_url])
+    for command, why in (
+        (["stream", "hello"], ", and 2 of the 2 looked at do this now"),
+        (["call", "h", "1"], ", and none of the 2 looked at does this now"),
+        (["status", NOBODY], ""),
+    ):
+        done = CliRunner().invoke(app, [*command, "--redis-url", redis_url])
 
-    assert done.exit_code == 2
-    assert done.stderr == "error: there are several queues: choose one with --queue (one, two)\n"
+        assert done.exit_code == 2
+        assert done.stderr == f"error: there are several queues{why}: choose one with --queue (one, two)\n"
+
+
+def test_the_only_queue_that_does_what_is_asked_is_found_among_many(redis_url: str) -> None:
+    """Names of queues whose workers are gone for ever are kept."""
+
+    async def announce() -> None:
+        async with HandWorker(redis_url, "p50-alive") as worker:
+            await worker.announce(tasks=("embed",))
+
+    raw = redis.Redis.from_url(redis_url)
+    raw.hset("streamfleet:queues", mapping={f"p{number:02}": "1" for number in range(60)})
+    raw.close()
+    asyncio.run(announce())
+
+    async def opened() -> str:
+        async with options.open_client(redis_url, None, kind="embed") as client:
+            return client.queue
+
+    assert asyncio.run(opened()) == "p50-alive"
+    done = CliRunner().invoke(app, ["stream", "hello", "--redis-url", redis_url])
+    assert "and none of the 61 looked at does this now" in done.stderr
+    assert "p09 and 51 more)" in done.stderr
 
 
 @pytest.mark.parametrize("command", [("stream", "hello"), ("dead", "list")])

@@ -181,7 +181,11 @@ def test_a_line_that_fails_fails_alone(call: Call, redis_url: str) -> None:
         "generation_failed",
         "invalid_request",
     ]
-    assert found[1]["error"]["message"] == "texts.0 is too long"
+    assert [line["error"]["message"] for line in found[1:4:2]] == [
+        "line 2 is too long",
+        "line 4: the line is empty",
+    ]
+    assert "line 6: String should have at most 200000" in found[5]["error"]["message"]
     assert (done.exit_code, done.stderr) == (1, "4 of 7 lines failed: see their `error`\n")
 
 
@@ -191,7 +195,7 @@ def test_it_may_end_with_the_first_failure(call: Call, redis_url: str) -> None:
         done = call("embed", *given, "--fail-fast", "--output", "out.jsonl")
         assert done.exit_code == 2
         assert "40 lines are written to out.jsonl: --resume goes on after them" in done.stderr
-        assert "error: texts.0 is too long" in done.stderr
+        assert "error: line 41 is too long" in done.stderr
         # Told to, it goes on with the line that failed, and then with the others.
         again = call("embed", *given, "--resume", "--output", "out.jsonl")
     assert again.exit_code == 1
@@ -394,9 +398,11 @@ def test_texts_get_labels(call: Call, redis_url: str) -> None:
 def test_pairs_come_in_json_lines(call: Call, redis_url: str) -> None:
     given = ['{"text": "a", "pair": "x", "id": 1}', '{"text": "b", "pair": "y"}', '{"text": "c", "pair": 5}']
     mixed = ['{"text": "a", "pair": "x"}', '{"text": "b"}']
+    blank = ['{"text": "a", "pair": "x"}', '{"text": " ", "pair": "y"}', '{"text": "c", "pair": ""}']
     with played(redis_url, labels, tasks=TASKS) as asked:
         done = call("classify", "-", "--jsonl", stdin="\n".join(given))
         both = call("classify", "-", "--jsonl", stdin="\n".join(mixed))
+        none = call("classify", "-", "--jsonl", stdin="\n".join(blank))
     first, second, third = lines(done.stdout)
     assert first == {"id": 1, "labels": [{"label": "a", "score": 0.75}, {"label": "x", "score": 0.25}]}
     assert [label["label"] for label in second["labels"]] == ["b", "y"]
@@ -406,6 +412,9 @@ def test_pairs_come_in_json_lines(call: Call, redis_url: str) -> None:
         ["a", "x"],
         ["b", "b"],
     ]
+    _, no_text, no_pair = lines(none.stdout)
+    assert no_text["error"]["message"] == 'line 2: the field "text" is empty'
+    assert "the pair of line 3 is empty" in no_pair["error"]["message"]
 
 
 # --- rerank

@@ -88,6 +88,19 @@ def test_a_file_in_place_of_a_module_is_told_how_to_write_it(folder: Path) -> No
     assert refused("/there/speech:shout").endswith("write speech:shout, and start it in the folder /there")
 
 
+def test_a_file_in_a_package_is_told_with_the_package(folder: Path) -> None:
+    """Else what it imports relative to that could not be found."""
+    (folder / "voices" / "loud").mkdir(parents=True)
+    for file in ("voices/__init__.py", "voices/loud/__init__.py"):
+        (folder / file).write_text("")
+
+    assert refused("voices/loud/h.py:f").endswith("a module is wanted: write voices.loud.h:f")
+    assert refused("voices/loud/__init__.py:f").endswith("a module is wanted: write voices.loud:f")
+    assert refused(f"{folder}/voices/h:f").endswith(f"write voices.h:f, and start it in the folder {folder}")
+    (folder / "voices" / "__init__.py").unlink()
+    assert refused("voices/loud/h.py:f").endswith("write loud.h:f, and start it in the folder voices")
+
+
 def test_a_folder_of_that_name_is_told_from_a_file(folder: Path) -> None:
     """Python makes a package of it, which has nothing in it."""
     (folder / "speech_folder").mkdir()

@@ -73,8 +73,13 @@ def _handler(value: Any) -> Any:
 
 
 def _start(file: Path, name: str) -> str:
-    words = f"write {file.stem}:{name}"
-    return f"{words}, and start it in the folder {file.parent}" if len(file.parts) > 1 else words
+    # Of a file in a package the package is wanted too: its imports may be relative.
+    parts, folder = [file.stem], file.parent
+    while folder.name and (folder / "__init__.py").is_file():
+        parts, folder = [folder.name, *parts], folder.parent
+    module = ".".join(parts[:-1] if len(parts) > 1 and parts[-1] == "__init__" else parts)
+    words = f"write {module}:{name}"
+    return f"{words}, and start it in the folder {folder}" if folder.parts else words
 
 
 def _there(module: ModuleType) -> str:

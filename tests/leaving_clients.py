@@ -205,7 +205,8 @@ async def leave_nothing(url: str, count: int, *, seed: int = 1) -> tuple[Count, 
         ):
             # What is made once, such as connections and ids ahead of need, is there before it is counted.
             for connections in (gateway.services.hub.connections, hired.connections):
-                await asyncio.gather(*(connections.commands.ping() for _ in range(AT_ONCE)))
+                for some in (connections.commands, connections.leases):
+                    await asyncio.gather(*(some.ping() for _ in range(AT_ONCE)))
             await Crowd(gateway, seed + 1).come(max(AT_ONCE // 2, count // 10))
             before = await settled(gateway, hired, client, asked, None)
             crowd = Crowd(gateway, seed)

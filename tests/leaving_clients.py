@@ -203,11 +203,13 @@ async def leave_nothing(url: str, count: int, *, seed: int = 1) -> tuple[Count, 
             Client(url, queue="q") as client,
             redis.asyncio.Redis.from_url(url, connection_class=Plain) as asked,
         ):
-            # What is made once, such as connections and ids ahead of need, is there before it is counted.
+            # What is made once, such as connections and ids ahead of need, is there before it is counted; and
+            # a connection is closed, and made anew when it is needed, where a call over it was given up.
+            await Crowd(gateway, seed + 1).come(max(AT_ONCE // 2, count // 10))
+            await settled(gateway, hired, client, asked, None)
             for connections in (gateway.services.hub.connections, hired.connections):
                 for some in (connections.commands, connections.leases):
                     await asyncio.gather(*(some.ping() for _ in range(AT_ONCE)))
-            await Crowd(gateway, seed + 1).come(max(AT_ONCE // 2, count // 10))
             before = await settled(gateway, hired, client, asked, None)
             crowd = Crowd(gateway, seed)
             await crowd.come(count)

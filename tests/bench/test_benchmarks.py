@@ -46,6 +46,7 @@ def test_the_fleet_goes_through_a_round() -> None:
     assert row["cpu_us"].keys() == {"producer", "worker", "redis"}
 
 
+@pytest.mark.slow
 def test_the_fleet_s_requests_are_recorded_for_a_report(tmp_path: Path) -> None:
     arguments = (
         "--only",

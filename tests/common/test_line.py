@@ -88,17 +88,17 @@ async def test_an_overdue_answer_breaks_the_line_and_no_more(redis_url: str) -> 
 async def test_a_process_that_stood_still_blames_no_server(redis_url: str) -> None:
     async with LossyProxy(redis_url) as proxy:  # which stands still with it, as on a machine that is paused
         connections = Connections.open(proxy.url)
-        line = Line(connections.commands.connection_pool, timeout_s=0.5)
+        line = Line(connections.commands.connection_pool, timeout_s=0.3)
         await line.call("PING")
         for word in ("a", "b"):
             waiting = asyncio.create_task(line.call("ECHO", word))
             await asyncio.sleep(0)
-            time.sleep(2.0)  # noqa: ASYNC251 - the loop shall stand still, past the end of its patience
+            time.sleep(1.0)  # noqa: ASYNC251 - the loop shall stand still, past the end of its patience
             assert await waiting == word.encode()
         proxy.is_mute = True
         waiting = asyncio.create_task(line.call("PING"))
         await asyncio.sleep(0)
-        time.sleep(2.0)  # noqa: ASYNC251
+        time.sleep(1.0)  # noqa: ASYNC251
         with pytest.raises(redis_errors.TimeoutError):
             await waiting
         await line.close()

@@ -99,7 +99,14 @@ async def test_of_one_class_the_stream_goes_on_as_if_nothing_had_happened(
     assert sum(place.endswith("-0") for place in events_of(raw, tokens.id)) == 2
 
 
-@pytest.mark.parametrize("classes", [("", ""), ("kind", ""), ("", "kind"), ("kind", "another")])
+@pytest.mark.parametrize(
+    "classes",
+    [
+        ("", ""),
+        ("kind", "another"),
+        *(pytest.param(one, marks=pytest.mark.slow) for one in (("kind", ""), ("", "kind"))),
+    ],
+)
 async def test_without_that_promise_it_begins_anew(
     launch: Launch, redis_url: str, classes: tuple[str, str]
 ) -> None:

@@ -24,6 +24,8 @@ from streamfleet_common.schemas import Envelope
 from streamfleet_common.submissions import Submission
 from streamfleet_producer import Client, GenerateRequest, Sampling
 
+pytestmark = pytest.mark.slow  # a real fleet; what is refused where has tests of its own
+
 
 @pytest.fixture(autouse=True)
 async def _serves_on(fleet: Client) -> AsyncIterator[None]:

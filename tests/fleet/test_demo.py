@@ -68,7 +68,7 @@ def test_an_empty_question_is_wrong_usage() -> None:
 @pytest.mark.parametrize(
     ("number", "to_group", "status"),
     [
-        (signal.SIGINT, True, 130),
+        pytest.param(signal.SIGINT, True, 130, marks=pytest.mark.slow),
         pytest.param(signal.SIGTERM, False, 143, marks=pytest.mark.slow),
         (signal.SIGKILL, False, -9),
     ],
@@ -88,6 +88,7 @@ def test_whatever_ends_it_takes_everything_along(number: int, to_group: bool, st
         wait_gone(processes)
 
 
+@pytest.mark.slow
 def test_a_worker_that_cannot_start_says_why() -> None:
     done = streamfleet("demo", env=environment(STREAMFLEET_MAX_BATCH_SIZE="0"))
 

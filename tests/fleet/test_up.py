@@ -237,6 +237,7 @@ def test_by_default_it_takes_the_next_free_port() -> None:
         assert up._free_port(port, "--port") > port
 
 
+@pytest.mark.slow
 def test_a_worker_that_cannot_start_is_the_end() -> None:
     done = streamfleet("up", "--port", free_port(), env=environment(STREAMFLEET_MAX_BATCH_SIZE="0"))
 

@@ -127,10 +127,10 @@ def test_a_deadline_without_a_worker_says_so() -> None:
     "arguments",
     [
         ["call", "any", "1"],
-        ["call", "any", "--file", "1"],
         ["embed", "a"],
-        ["rerank", "q", "a"],
-        ["decide", "--state", "s", "--question", "a: b"],
+        pytest.param(["call", "any", "--file", "1"], marks=pytest.mark.slow),
+        pytest.param(["rerank", "q", "a"], marks=pytest.mark.slow),
+        pytest.param(["decide", "--state", "s", "--question", "a: b"], marks=pytest.mark.slow),
     ],
 )
 def test_every_command_that_waits_says_it(

@@ -93,10 +93,20 @@ class Node:
 
     def start(self, *, wait: bool = True) -> None:
         """Start it, again on its port and data; returns once it answers, unless told not to wait."""
-        with (self._folder / "log").open("ab") as log:
-            self._process = subprocess.Popen(self._command(), stdout=log, stderr=log)
+        self._process = self._begin()
         if wait:
-            until(self.raw.ping, f"an answer of {self._command()}")
+            until(self._answers, f"an answer of {self._command()}")
+
+    def _begin(self) -> subprocess.Popen[bytes]:
+        with (self._folder / "log").open("ab") as log:
+            return subprocess.Popen(self._command(), stdout=log, stderr=log)
+
+    def _answers(self) -> bool:
+        if self._process is None or self._process.poll() is not None:
+            # Somebody's connection has its port for a moment, which was free when it was chosen.
+            time.sleep(0.2)
+            self._process = self._begin()
+        return bool(self.raw.ping())
 
     def kill(self) -> None:
         """SIGKILL, as a crash would."""

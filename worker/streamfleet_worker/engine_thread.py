@@ -178,8 +178,8 @@ class EngineThread:
         step = engine.step()
         seconds = time.perf_counter() - began
         self.stepping = False
-        self.steps += 1
         self._outbox.append(Report(step, seconds, engine.room(), began + seconds))
+        self.steps += 1
         # With more than one, the loop has been called already and will find this one too.
         if len(self._outbox) == 1:
             self._call(self._deliver)

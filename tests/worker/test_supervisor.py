@@ -257,6 +257,19 @@ async def test_the_last_crash_may_be_explained_by_what_is_handed_back(scene: Mak
     assert fleet.pauses == [1.0, 2.0, 4.0, 1.0], "the last one failed for no fault of its own"
 
 
+async def test_what_a_worker_that_did_not_crash_leaves_explains_no_crash(scene: Make) -> None:
+    fleet = scene(max_crashes=2)
+    await settle()
+    fleet.children[-1].die(-11)
+    await fleet.after(LONGEST_PAUSE_S)
+    fleet.buries = True
+    fleet.children[-1].die(0)
+    await fleet.after(LONGEST_PAUSE_S)
+    fleet.buries = False
+    fleet.children[-1].die(-11)
+    assert await fleet.status() == 1
+
+
 async def test_redis_s_absence_is_nobody_s_crash(scene: Make) -> None:
     fleet = scene(max_crashes=1)
     fleet.at_once_ready = False

@@ -224,7 +224,7 @@ class Supervisor:
                         rids=list(back.rids),
                         buried=list(back.buried),
                     )
-                if back.buried:
+                if crashed and back.buried:
                     self._found_culprits()
                 return
 
